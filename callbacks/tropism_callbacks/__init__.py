@@ -1,0 +1,1 @@
+"""Callbacks: the only code that hooks the Trainer, one callback per file."""

@@ -1,0 +1,1 @@
+"""LoRA: injection, placement and export."""

@@ -1,0 +1,1 @@
+"""What is measured while training, and the tables it is written to."""

@@ -1,0 +1,169 @@
+"""The record tables of a run: append-only JSON lines, one table a file, read back as pandas.
+
+The columns are a contract with the figures: a row with a missing or unknown column is refused.
+Loads neither torch nor Lightning, so that a laptop redraws every figure.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1
+
+TABLES: Mapping[str, tuple[str, ...]] = {
+    "steps": (
+        "seconds_rollout",
+        "seconds_reward",
+        "seconds_train",
+        "seconds_probe",
+        "tokens",
+        "loss",
+        "reward",
+        "reward_std",
+        "frac_reward_zero_std",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "lr",
+        "completion_length",
+        "clipped_ratio",
+        "sampler_gap",
+        "trainable_params",
+    ),
+    "rewards": ("component", "weight", "mean", "group_std", "gradient_share"),
+    "reward_gradients": ("layer", "module", "component", "other", "norm_sq", "cosine"),
+    "update_norms": ("layer", "module", "state", "rank", "lr_scale", "update_norm", "step_norm"),
+    "pressure": (
+        "layer",
+        "module",
+        "raw_sq",
+        "debiased_sq",
+        "null_z",
+        "consistency",
+        "captured_energy",
+        "probes_pooled",
+    ),
+    "plans": ("policy", "layer", "module", "state", "rank", "lr_scale", "score"),
+    "decisions": (
+        "kind",
+        "policy",
+        "observation",
+        "state_before",
+        "rng",
+        "decision",
+        "status",
+    ),
+    "evals": (
+        "benchmark",
+        "n",
+        "value",
+        "ci_low",
+        "ci_high",
+        "k",
+        "temperature",
+        "max_tokens",
+    ),
+    "completions": (
+        "prompt_id",
+        "sample",
+        "text",
+        "num_tokens",
+        "finish_reason",
+        "components",
+        "advantage",
+    ),
+}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN or infinity: what is undefined is written as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+class RecordTable:
+    """One table of one run, open for appending.
+
+    Args:
+        run_folder: The run's folder; rows go to ``records/<table>.jsonl`` below it.
+        table: A key of ``TABLES``.
+
+    Raises:
+        ValueError: No such table.
+    """
+
+    def __init__(self, run_folder: str | Path, table: str) -> None:
+        if table not in TABLES:
+            raise ValueError(f"record table {table!r} is unknown; choose from {sorted(TABLES)}.")
+        self.table = table
+        self.path = Path(run_folder) / "records" / f"{table}.jsonl"
+        self._columns = frozenset(TABLES[table])
+
+    def append(self, rows: Iterable[Mapping[str, Any]], *, rollout: int, step: int) -> None:
+        """Write the rows of one rollout with a single flush.
+
+        Raises:
+            ValueError: A row lacks a column of the table, or has one that it does not know.
+        """
+        lines = []
+        for row in rows:
+            if row.keys() != self._columns:
+                missing, unknown = self._columns - row.keys(), row.keys() - self._columns
+                raise ValueError(
+                    f"records/{self.table}: missing columns {sorted(missing)}, "
+                    f"unknown columns {sorted(unknown)}."
+                )
+            full = {"schema": SCHEMA_VERSION, "rollout": rollout, "step": step, **row}
+            lines.append(json.dumps(_finite(full), ensure_ascii=False, allow_nan=False) + "\n")
+        if not lines:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(lines))
+
+    def truncate(self, rollout: int) -> None:
+        """Keep the rows of rollouts before ``rollout``: a resumed run writes the others again."""
+        if not self.path.exists():
+            return
+        kept = [
+            line
+            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+            if line.endswith("\n") and json.loads(line)["rollout"] < rollout
+        ]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(self.path)
+
+
+def read(run_folder: str | Path, table: str) -> pd.DataFrame:
+    """All rows of one table, in the order written; empty with the right columns if none were.
+
+    Raises:
+        ValueError: No such table, or a row of another schema version.
+    """
+    import pandas as pd
+
+    source = RecordTable(run_folder, table)
+    columns = ["schema", "rollout", "step", *TABLES[table]]
+    if not source.path.exists():
+        return pd.DataFrame(columns=columns)
+    rows = [json.loads(line) for line in source.path.read_text(encoding="utf-8").splitlines()]
+    versions = {row["schema"] for row in rows} - {SCHEMA_VERSION}
+    if versions:
+        raise ValueError(
+            f"{source.path} has rows of schema {sorted(versions)}; this version reads "
+            f"{SCHEMA_VERSION}. Use the tropism version that wrote it (see its run.json)."
+        )
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,1 @@
+"""What is optimised: pure functions, tensors in and tensors out."""

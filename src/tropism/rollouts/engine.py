@@ -1,0 +1,74 @@
+"""What a rollout engine is: it samples G completions per prompt from the current policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from tropism.types import GenerationProgress, Prompt, Rollout
+
+if TYPE_CHECKING:
+    from tropism.models import Policy
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How completions are drawn.
+
+    top-p, top-k and min-p are not here on purpose: they narrow the sampler's support, and the
+    trainer's log-probabilities would then belong to another distribution.
+
+    Args:
+        max_new_tokens: Completion limit in tokens.
+        temperature: > 0; the policy's log-probabilities are taken at it too.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(
+                f"sampling.max_new_tokens={self.max_new_tokens}: give at least 1 token."
+            )
+        if not self.temperature > 0:
+            raise ValueError(
+                f"sampling.temperature={self.temperature}: training needs a value above 0 "
+                "(evaluation is greedy anyway)."
+            )
+
+
+class RolloutEngine(Protocol):
+    """Samples from the trainer's policy.
+
+    The engine must draw from exactly the policy that the trainer updates: ``bind`` hands it over
+    once, ``sync`` is called after every update and before the next ``generate``.
+    """
+
+    def bind(self, policy: Policy) -> None:
+        """Take the policy to sample from (once, after it is loaded)."""
+
+    def sync(self) -> None:
+        """The policy's weights have moved; the next ``generate`` must use the new ones."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+        greedy: bool = False,
+        progress: Callable[[GenerationProgress], None] | None = None,
+    ) -> list[Rollout]:
+        """Sample ``group_size`` completions for each prompt, in order.
+
+        Randomness is keyed by (seed, rollout, prompt id, sample), so that a completion does not
+        depend on which others are drawn beside it. ``greedy`` takes the likeliest token.
+
+        Raises:
+            ValueError: A prompt and ``max_new_tokens`` do not fit into the model's context.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""What earns reward: tasks that make prompts and judge answers."""

@@ -1,0 +1,51 @@
+"""What a task is: it makes prompts, and it judges answers by named components."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal
+
+from tropism.types import Prompt
+
+Split = Literal["train", "validation", "test"]
+Scores = Mapping[str, float | None]
+
+
+class Task(ABC):
+    """Prompts of one kind, and the verifier that scores completions of them.
+
+    A task is stateless after construction, loads nothing heavy in ``__init__`` and is safe to
+    call from any process. Train, validation and test prompts are disjoint.
+
+    Attributes:
+        name: Identifies the task in records (``Prompt.task``) and in metrics.
+        components: The reward components that ``score`` returns, each in [0, 1].
+        primary: The binary component that evaluation reports as the pass rate.
+    """
+
+    name: str
+    components: ClassVar[tuple[str, ...]]
+    primary: ClassVar[str]
+
+    @abstractmethod
+    def prompts(self, split: Split, num: int, seed: int) -> Sequence[Prompt]:
+        """``num`` distinct prompts of ``split``; the same arguments give the same prompts.
+
+        Raises:
+            ValueError: The task cannot make that many, or its data is empty or malformed.
+        """
+
+    @abstractmethod
+    def score(self, prompt: Prompt, completion: str) -> Scores:
+        """Judge one completion.
+
+        Returns:
+            Every name in ``components``, with a value in [0, 1], or None where that component
+            does not apply (it abstains). Malformed *model output* scores 0; an exception is a
+            fault of the task and stops the run.
+        """
+
+    def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
+        """Answers that need no model, by name: what a pass rate must beat to mean anything."""
+        return {}
