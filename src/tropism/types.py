@@ -78,6 +78,15 @@ class Rollout:
     completions: tuple[Completion, ...]
 
 
+@dataclass(frozen=True)
+class ScoredCompletion:
+    """A completion with its task's verdict: what evaluation yields."""
+
+    prompt: Prompt
+    completion: Completion
+    scores: Mapping[str, float | None]
+
+
 @dataclass
 class RolloutBatch:
     """P groups, scored; what observers see and the objective trains on.
