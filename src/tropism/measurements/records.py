@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,21 +130,26 @@ class RecordTable:
         if not lines:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write("".join(lines))
 
     def truncate(self, rollout: int) -> None:
         """Keep the rows of rollouts before ``rollout``: a resumed run writes the others again."""
         if not self.path.exists():
             return
-        kept = [
-            line
-            for line in self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-            if line.endswith("\n") and json.loads(line)["rollout"] < rollout
-        ]
+        kept = [line for line in _lines(self.path) if json.loads(line)["rollout"] < rollout]
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_text("".join(kept), encoding="utf-8", newline="\n")
         temporary.replace(self.path)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Whole rows only: a killed process can leave the last one torn.
+
+    Splits at line feeds alone. Sampled text may hold any of Unicode's other line separators.
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from (line for line in file if line.endswith("\n"))
 
 
 def read(run_folder: str | Path, table: str) -> pd.DataFrame:
@@ -159,7 +164,7 @@ def read(run_folder: str | Path, table: str) -> pd.DataFrame:
     columns = ["schema", "rollout", "step", *TABLES[table]]
     if not source.path.exists():
         return pd.DataFrame(columns=columns)
-    rows = [json.loads(line) for line in source.path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in _lines(source.path)]
     versions = {row["schema"] for row in rows} - {SCHEMA_VERSION}
     if versions:
         raise ValueError(

@@ -1,0 +1,194 @@
+"""Greedy evaluation on held-out prompts, before training, during and after, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.table import Table
+
+from tropism.evaluation.statistics import Estimate, wilson_interval
+from tropism.measurements import metrics as names
+from tropism.tasks.base import Task
+from tropism.types import Prompt, ScoredCompletion
+from tropism_callbacks.run_folder import Recorder, run_folder
+from tropism_callbacks.tensorboard import log_scalars
+
+if TYPE_CHECKING:
+    from tropism.grpo import GRPO
+
+
+class Evaluation(Callback):
+    """Turns Lightning's validation and test loops into pass rates.
+
+    The sanity check before training, over the whole validation set
+    (``trainer.num_sanity_val_steps: -1``), is the evaluation of the base; the validation at the
+    end is that of the tuned policy; ``trainer.val_check_interval`` adds some between.
+
+    Logs:
+        ``eval/<task>/pass`` and ``eval/<task>/<component>`` over rollouts.
+    Writes:
+        ``records/evals.jsonl``, a row per task and evaluation, where the folder is this run's
+        own: ``tropism validate`` on the folder of another run only prints.
+    Changes:
+        Nothing. Prints a table at the end: base, tuned, and each baseline of the task.
+    """
+
+    def __init__(self) -> None:
+        self._scored: list[ScoredCompletion] = []
+        self._base: dict[str, Estimate] = {}
+        self._latest: dict[str, Estimate] = {}
+        self._baselines: dict[str, dict[str, Estimate]] = {}
+        self._recorder: Recorder | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            steps = trainer.num_sanity_val_steps
+            if 0 < steps < float("inf"):
+                raise ValueError(
+                    f"trainer.num_sanity_val_steps={steps}: Evaluation takes the sanity check for "
+                    "the evaluation before training. Set -1 (all held-out prompts), or 0 for none."
+                )
+        is_own = trainer.log_dir is not None and (
+            stage == "fit" or not (run_folder(trainer) / "run.json").exists()
+        )
+        self._recorder = None
+        if is_own or stage == "fit":
+            self._recorder = Recorder(run_folder(trainer), "evals", enabled=trainer.is_global_zero)
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        assert self._recorder is not None
+        # Rows of this very rollout count are the evaluation that the checkpoint was taken with.
+        self._recorder.rewind(pl_module.rollout + 1)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._scored = []
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._scored = []
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        self._scored.extend(outputs)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        self._scored.extend(outputs)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._conclude(trainer, pl_module)
+
+    def on_test_end(self, trainer: Trainer, pl_module: Any) -> None:
+        self._conclude(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and (self._base or self._latest):
+            self._print({"base": self._base, "tuned": self._latest})
+
+    def summary(self) -> dict[str, Any]:
+        """``{"evaluation": {task: {base, tuned, difference, baselines}}}`` for ``run.json``."""
+        result = {}
+        for task in dict.fromkeys([*self._base, *self._latest]):
+            base, tuned = self._base.get(task), self._latest.get(task)
+            result[task] = {
+                "base": asdict(base) if base else None,
+                "tuned": asdict(tuned) if tuned else None,
+                "difference": tuned.value - base.value if base and tuned else None,
+                "baselines": {n: asdict(rate) for n, rate in self._baselines[task].items()},
+            }
+        return {"evaluation": result}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": _plain(self._base), "latest": _plain(self._latest),
+                "baselines": {task: _plain(r) for task, r in self._baselines.items()}}  # fmt: skip
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._base, self._latest = _rates(state_dict["base"]), _rates(state_dict["latest"])
+        self._baselines = {task: _rates(r) for task, r in state_dict["baselines"].items()}
+
+    def _conclude(self, trainer: Trainer, module: GRPO) -> None:
+        scored, self._scored = self._scored, []
+        rates: dict[str, Estimate] = {}
+        scalars: dict[str, float | None] = {}
+        for name, task in module.tasks.items():
+            own = [item for item in scored if item.prompt.task == name]
+            rate = pass_rate([item.scores for item in own], task.primary)
+            if rate is None:
+                continue
+            rates[name] = rate
+            self._baselines[name] = baseline_rates(task, [item.prompt for item in own])
+            scalars[names.evaluation(name, "pass")] = rate.value
+            for component in task.components:
+                judged = [v for item in own if (v := item.scores[component]) is not None]
+                if judged:
+                    scalars[names.evaluation(name, component)] = sum(judged) / len(judged)
+        if trainer.sanity_checking:
+            self._base = rates
+        else:
+            self._latest = rates
+        if self._recorder is not None:
+            rows = [
+                {
+                    "benchmark": name,
+                    "n": rate.n,
+                    "value": rate.value,
+                    "ci_low": rate.low,
+                    "ci_high": rate.high,
+                    "k": 1,
+                    "temperature": 0.0,
+                    "max_tokens": module.sampling.max_new_tokens,
+                }
+                for name, rate in rates.items()
+            ]
+            self._recorder.rewind(module.rollout)  # a stale row, where a folder is used again
+            self._recorder.append(rows, rollout=module.rollout, step=trainer.global_step)
+            log_scalars(trainer, scalars, x=module.rollout)
+        if trainer.state.fn != "fit" and trainer.is_global_zero:
+            self._print({"model": rates})
+
+    def _print(self, columns: Mapping[str, Mapping[str, Estimate]]) -> None:
+        table = Table(title="Held-out prompts, greedy")
+        for heading in ("task", "answers of", "n", "pass", "95 % interval"):
+            table.add_column(heading, justify="right" if heading in ("n", "pass") else "left")
+        for task, baselines in self._baselines.items():
+            models = {name: rates[task] for name, rates in columns.items() if task in rates}
+            lines = {**models, **{f"baseline {name}": rate for name, rate in baselines.items()}}
+            for name, rate in lines.items():
+                interval = f"{rate.low:.3f} - {rate.high:.3f}"
+                table.add_row(task, name, str(rate.n), f"{rate.value:.3f}", interval)
+            table.add_section()
+        Console().print(table)
+
+
+def pass_rate(scores: Iterable[Mapping[str, float | None]], primary: str) -> Estimate | None:
+    """Pass rate over the answers that ``primary`` judged, with its 95 % Wilson interval.
+
+    None where it judged none.
+    """
+    judged = [value for score in scores if (value := score[primary]) is not None]
+    if not judged:
+        return None
+    return wilson_interval(sum(value >= 1.0 for value in judged), len(judged))
+
+
+def baseline_rates(task: Task, prompts: Sequence[Prompt]) -> dict[str, Estimate]:
+    """What the task's model-free answers reach on the same prompts."""
+    rates = {
+        name: pass_rate([task.score(p, answer(p)) for p in prompts], task.primary)
+        for name, answer in task.baselines().items()
+    }
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _plain(rates: Mapping[str, Estimate]) -> dict[str, Any]:
+    return {name: asdict(rate) for name, rate in rates.items()}
+
+
+def _rates(plain: Mapping[str, Any]) -> dict[str, Estimate]:
+    return {name: Estimate(**fields) for name, fields in plain.items()}

@@ -1,0 +1,138 @@
+"""The command line: ``tropism fit|validate|test --config experiments/x.yaml``, and ``chat``.
+
+fit, validate and test are Lightning CLI: every constructor argument is a setting, classes are
+chosen by ``class_path``, a misspelt key fails while parsing, ``--print_config`` prints a complete
+config, and ``callbacks+:`` adds to the default callbacks (one of the same class replaces it).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from tropism.measurements.disk import require_writable
+
+# By name: the callbacks package stands above this one and is never imported from here.
+DEFAULT_CALLBACKS = [
+    {"class_path": f"tropism_callbacks.{name}"}
+    for name in (
+        "RunRecord",
+        "Progress",
+        "Evaluation",
+        "UpdateNorms",
+        "RolloutSamples",
+        "Checkpoint",  # last: what it saves then holds the others' state of the same rollout
+    )
+]
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "trainer.max_epochs": 1,  # one pass over data.num_rollouts rollout batches
+    "trainer.devices": 1,
+    "trainer.num_sanity_val_steps": -1,  # the whole validation set: the score before training
+    "trainer.log_every_n_steps": 1,
+    "trainer.enable_model_summary": False,
+    "trainer.enable_checkpointing": False,  # tropism_callbacks.Checkpoint counts rollouts
+    "trainer.use_distributed_sampler": False,
+    "trainer.callbacks": DEFAULT_CALLBACKS,
+}
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the complete config into the run folder; a resumed run may find its own there."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # A run folder is new, or it is this run's own after `--ckpt_path`.
+        self.overwrite = self.config.get("ckpt_path") is not None
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
+class TropismCLI(LightningCLI):
+    """Lightning CLI with this project's defaults."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {
+            name: arguments
+            for name, arguments in LightningCLI.subcommands().items()
+            if name in {"fit", "validate", "test"}
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.set_defaults(TRAINER_DEFAULTS)
+        parser.link_arguments("model.init_args.group_size", "data.init_args.group_size")
+        parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
+
+    def _parse_ckpt_path(self) -> None:
+        """The config of this call decides; Lightning would overlay the checkpoint's settings."""
+
+    def before_fit(self) -> None:
+        """Lightning opens the run folder before any callback could say why that fails."""
+        if self.trainer.log_dir is not None:
+            require_writable(self.trainer.log_dir)
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand] if self.subcommand else self.config
+        config.trainer.callbacks = _last_of_each_class(config.trainer.callbacks or [])
+        if config.trainer.logger in (None, True):
+            files = config.get("config") or []
+            name = Path(str(files[-1])).stem if files else "run"
+            config.trainer.logger = {
+                "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+                "init_args": {"save_dir": "runs", "name": name},
+            }
+
+
+def _last_of_each_class(callbacks: list[Any]) -> list[Any]:
+    """A callback that a config adds takes the place of the default one of its class."""
+    last: dict[str, Any] = {}
+    for callback in callbacks:
+        last[callback["class_path"].rsplit(".", 1)[-1]] = callback
+    return list(last.values())
+
+
+def _seed(value: int | bool) -> int:
+    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if isinstance(value, bool) else value
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drops Lightning's advertisement for another logger."""
+    return "litlogger" not in record.getMessage()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``tropism`` command."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["chat"]:
+        from tropism.chat import main as chat
+
+        chat(given[1:])
+        return
+    # The console script has no working directory on its path; users' own tasks live there.
+    if "" not in sys.path:
+        sys.path.append("")
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
+    # Lightning's own use of an attribute that torch deprecated.
+    warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
+    TropismCLI(
+        LightningModule,
+        None,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=SaveConfig,
+        seed_everything_default=0,
+        args=None if arguments is None else given,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Prompts for training and evaluation: tasks mixed by share, split, seeded, resumable.
+
+What rollout r trains on is a pure function of the configuration and r, so that a resumed run sees
+what the uninterrupted one would have seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+
+from tropism.mixing import Epochs, normalised_shares, quota, quota_order
+from tropism.rollout_loader import PromptBatches, RolloutLoader
+from tropism.tasks.base import Split, Task
+from tropism.tasks.splits import NotEnoughPromptsError
+from tropism.types import Prompt
+
+MAX_DEFAULT_TRAIN_PROMPTS = 8192
+"""Distinct training prompts where ``num_train_prompts`` is null, at most; later epochs repeat."""
+
+
+class PromptDataModule(L.LightningDataModule):
+    """Batches of prompts out of one or more tasks.
+
+    Args:
+        tasks: Where prompts come from and who judges the answers; names must differ.
+        batch_size: B, completions per rollout batch.
+        group_size: G, completions per prompt (the CLI takes it from the model).
+        num_rollouts: Rollout batches of one training run.
+        num_train_prompts: Distinct training prompts of all tasks together; each epoch over them
+            is a new permutation. Null: as many as the run needs, as there are, up to 8192.
+        num_validation_prompts: Held-out prompts of all tasks together; 0 for none.
+        num_test_prompts: The same for the test split.
+        validation_batch_size: Prompts (one completion each) per validation or test batch.
+        seed: Keys which prompts are drawn and their order.
+        mix: Task name -> share of the prompts; equal shares where null. Counts follow the shares
+            exactly, to within one prompt at any point of the run.
+        num_workers: Processes that hand out batches; 0 is right, as prompts are made in advance.
+
+    Raises:
+        ValueError: A setting that cannot work; the message names it and what would.
+    """
+
+    def __init__(
+        self,
+        tasks: list[Task],
+        batch_size: int,
+        group_size: int,
+        num_rollouts: int,
+        *,
+        num_train_prompts: int | None = None,
+        num_validation_prompts: int = 128,
+        num_test_prompts: int = 128,
+        validation_batch_size: int = 64,
+        seed: int = 0,
+        mix: Mapping[str, float] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        _check_batch(batch_size, group_size)
+        for setting, value, least in (
+            ("num_rollouts", num_rollouts, 1),
+            ("num_validation_prompts", num_validation_prompts, 0),
+            ("num_test_prompts", num_test_prompts, 0),
+            ("validation_batch_size", validation_batch_size, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{setting}={value}: give at least {least}.")
+        names = [task.name for task in tasks]
+        if not names:
+            raise ValueError("tasks=[]: give at least one task.")
+        if len(set(names)) != len(names):
+            raise ValueError(f"tasks are called {names}: give each another `name`.")
+        self.tasks = list(tasks)
+        self.batch_size, self.group_size = batch_size, group_size
+        self.prompts_per_rollout = batch_size // group_size
+        self.num_rollouts = num_rollouts
+        if num_train_prompts is not None and num_train_prompts < self.prompts_per_rollout:
+            raise ValueError(
+                f"num_train_prompts={num_train_prompts}: give at least the "
+                f"{self.prompts_per_rollout} prompts of one rollout (batch_size / group_size)."
+            )
+        self.num_train_prompts = num_train_prompts
+        self.num_held_out: Mapping[Split, int] = {
+            "validation": num_validation_prompts,
+            "test": num_test_prompts,
+        }
+        self.validation_batch_size = validation_batch_size
+        self.seed = seed
+        self.shares = normalised_shares(names, mix)
+        self.num_workers = num_workers
+        self._prompts: dict[Split, dict[str, list[Prompt]]] = {}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Draw the prompts of all splits, once, and check that no two splits share any.
+
+        Raises:
+            ValueError: A task has too few prompts, or breaks the contract of ``Task.prompts``.
+        """
+        if not self._prompts:
+            prompts: dict[Split, dict[str, list[Prompt]]] = {
+                "train": self._draw_train(),
+                "validation": self._draw_held_out("validation"),
+            }
+            self._check_disjoint(prompts)
+            self._prompts = prompts
+        if "test" not in self._prompts:
+            try:
+                test = self._draw_held_out("test")
+            except NotEnoughPromptsError:
+                if stage in ("fit", "validate"):  # which need none
+                    return
+                raise
+            self._check_disjoint({**self._prompts, "test": test})
+            self._prompts["test"] = test
+
+    def train_dataloader(self) -> RolloutLoader:
+        """Exactly ``num_rollouts`` batches of ``prompts_per_rollout`` prompts."""
+        return RolloutLoader(
+            self.schedule(),
+            identity={
+                "seed": self.seed,
+                "prompts_per_rollout": self.prompts_per_rollout,
+                "mix": self.shares,
+                **{
+                    f"num_train_prompts of {name}": len(prompts)
+                    for name, prompts in self._prompts["train"].items()
+                },
+            },
+            num_workers=self.num_workers,
+            num_processed=self._num_processed,
+        )
+
+    def val_dataloader(self) -> PromptBatches | list[Any]:
+        """The same prompts in the same order every time."""
+        return self._batches("validation")
+
+    def test_dataloader(self) -> PromptBatches | list[Any]:
+        """The same prompts in the same order every time."""
+        return self._batches("test")
+
+    def all_prompts(self) -> list[Prompt]:
+        """Every prompt of every split that was drawn, once each."""
+        return [
+            prompt
+            for pools in self._prompts.values()
+            for prompts in pools.values()
+            for prompt in prompts
+        ]
+
+    def schedule(self) -> list[list[Prompt]]:
+        """The prompts of rollouts 0 to ``num_rollouts`` - 1; no rollout has a prompt twice."""
+        pools = self._prompts["train"]
+        names = quota_order(self.shares)
+        drawn = {name: Epochs(pool, f"{self.seed}/{name}") for name, pool in pools.items()}
+        batches = []
+        for _ in range(self.num_rollouts):
+            batch: list[Prompt] = []
+            for name in islice(names, self.prompts_per_rollout):
+                batch.append(drawn[name].draw(avoid=batch))
+            batches.append(batch)
+        return batches
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Prompts are text: they stay as they are."""
+        return batch
+
+    # -- drawing ------------------------------------------------------------------------------
+
+    def _draw_train(self) -> dict[str, list[Prompt]]:
+        wanted = self.num_train_prompts
+        if wanted is None:
+            needed = self.num_rollouts * self.prompts_per_rollout
+            wanted = max(min(needed, MAX_DEFAULT_TRAIN_PROMPTS), self.prompts_per_rollout)
+        amounts = quota(self.shares, wanted)
+        most = self._most_per_rollout()
+        pools = {}
+        for task in self.tasks:
+            try:
+                pool = self._draw(task, "train", amounts[task.name])
+            except NotEnoughPromptsError as error:
+                if self.num_train_prompts is not None or not error.num_available:
+                    raise
+                pool = self._draw(task, "train", error.num_available)
+            if len(pool) < most[task.name]:
+                raise ValueError(
+                    f"task {task.name!r} has {len(pool)} training prompts; one rollout takes "
+                    f"{most[task.name]} of it and holds none twice. Lower batch_size, raise "
+                    "group_size, num_train_prompts or its share in mix, or add prompts."
+                )
+            pools[task.name] = pool
+        return pools
+
+    def _most_per_rollout(self) -> Counter[str]:
+        """Task name -> the most of its prompts that any one rollout takes."""
+        names = quota_order(self.shares)
+        most: Counter[str] = Counter()
+        for _ in range(self.num_rollouts):
+            most |= Counter(islice(names, self.prompts_per_rollout))
+        return most
+
+    def _draw_held_out(self, split: Split) -> dict[str, list[Prompt]]:
+        amounts = quota(self.shares, self.num_held_out[split])
+        return {
+            task.name: self._draw(task, split, amounts[task.name]) if amounts[task.name] else []
+            for task in self.tasks
+        }
+
+    def _draw(self, task: Task, split: Split, num: int) -> list[Prompt]:
+        prompts = list(task.prompts(split, num, self.seed))
+        if len(prompts) != num or not prompts:
+            raise ValueError(
+                f"task {task.name!r} gave {len(prompts)} prompts of split {split!r} where {num} "
+                "were asked for; its data may be empty."
+            )
+        if strays := sorted({p.task for p in prompts} - {task.name}):
+            raise ValueError(f"task {task.name!r} gave prompts of tasks {strays}.")
+        return prompts
+
+    @staticmethod
+    def _check_disjoint(prompts: Mapping[Split, Mapping[str, Sequence[Prompt]]]) -> None:
+        owner: dict[str, tuple[str, str]] = {}
+        for split, pools in prompts.items():
+            for name, pool in pools.items():
+                for prompt in pool:
+                    for key in (f"id {prompt.id}", _text(prompt)):
+                        first = owner.setdefault(key, (split, name))
+                        if first[0] != split:
+                            raise ValueError(
+                                f"prompt {prompt.id!r} of split {split!r}, task {name!r}, is in "
+                                f"split {first[0]!r} of task {first[1]!r} too: {key[:200]!r}. "
+                                "Held-out prompts must not be trained on; take it out of one."
+                            )
+                if len({prompt.id for prompt in pool}) != len(pool):
+                    raise ValueError(f"task {name!r} gave a prompt id twice in split {split!r}.")
+
+    def _batches(self, split: Split) -> PromptBatches | list[Any]:
+        prompts = [prompt for pool in self._prompts[split].values() for prompt in pool]
+        return PromptBatches(prompts, self.validation_batch_size) if prompts else []
+
+    def _num_processed(self) -> int | None:
+        trainer = self.trainer
+        if trainer is None or trainer.state.fn != TrainerFn.FITTING:
+            return None
+        progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+        return int(progress.processed)
+
+
+def _check_batch(batch_size: int, group_size: int) -> None:
+    if group_size < 2:
+        raise ValueError(
+            f"group_size={group_size}: a group of one has no variance, so nothing is learnt from "
+            "it; give at least 2."
+        )
+    if batch_size < 1 or batch_size % group_size:
+        below = batch_size // group_size * group_size
+        nearest = [size for size in (below, below + group_size) if size >= group_size]
+        if len(nearest) == 1:
+            nearest.append(nearest[0] + group_size)
+        raise ValueError(
+            f"batch_size={batch_size} completions are not whole groups of group_size="
+            f"{group_size}; the nearest that are: {nearest[0]} or {nearest[1]}."
+        )
+
+
+def _text(prompt: Prompt) -> str:
+    if prompt.text is not None:
+        return prompt.text
+    assert prompt.messages is not None
+    return json.dumps([dict(message) for message in prompt.messages], sort_keys=True)

@@ -1,0 +1,74 @@
+"""Every metric name that a run logs, in one place; the README's glossary defines them.
+
+Names are ``area/name``. Where the meaning is TRL's, so is the last part of the name.
+x is the rollout for all but ``objective/loss``, ``objective/grad_norm`` and ``objective/lr``,
+which belong to an optimizer step and are drawn over optimizer steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+REWARD = "reward/total"
+REWARD_GROUP_STD = "reward/group_std"
+"""Mean over groups of the standard deviation within a group: what advantages live on."""
+REWARD_BATCH_STD = "reward/batch_std"
+"""Standard deviation over all completions of the rollout, prompts' difficulty included."""
+
+LOSS = "objective/loss"
+KL = "objective/kl"
+ENTROPY = "objective/entropy"
+GRAD_NORM = "objective/grad_norm"
+LEARNING_RATE = "objective/lr"
+
+COMPLETION_LENGTH = "rollouts/completion_length"
+CLIPPED_RATIO = "rollouts/clipped_ratio"
+"""Share of completions cut at the token limit (nothing to do with the objective's clipping)."""
+FRAC_REWARD_ZERO_STD = "rollouts/frac_reward_zero_std"
+SAMPLER_GAP = "rollouts/sampler_gap"
+SAMPLES = "rollouts/samples"
+
+TOKENS = "system/tokens"
+TOKENS_PER_SECOND = "system/tokens_per_second"
+"""Completion tokens per second of sampling."""
+TOKENS_PER_SECOND_OVERALL = "system/tokens_per_second_overall"
+"""Completion tokens per second of the whole rollout: sampling, scoring, probes and training."""
+TRAINABLE_PARAMS = "system/trainable_params"
+
+UPDATE_NORM_HEAT_MAP = "update_norms/cumulative"
+STEP_NORM_HEAT_MAP = "update_norms/step"
+
+PHASES = ("rollout", "reward", "train", "probe")
+"""Keys of ``RolloutBatch.seconds``; the ``steps`` table has a ``seconds_`` column for each."""
+
+PER_ROLLOUT: Mapping[str, str] = {
+    "reward": REWARD,
+    "reward_std": REWARD_GROUP_STD,
+    "frac_reward_zero_std": FRAC_REWARD_ZERO_STD,
+    "kl": KL,
+    "entropy": ENTROPY,
+    "completion_length": COMPLETION_LENGTH,
+    "clipped_ratio": CLIPPED_RATIO,
+    "sampler_gap": SAMPLER_GAP,
+    "tokens": TOKENS,
+    "trainable_params": TRAINABLE_PARAMS,
+}
+"""Columns of the ``steps`` table drawn over rollouts."""
+
+PER_STEP: Mapping[str, str] = {"loss": LOSS, "grad_norm": GRAD_NORM, "lr": LEARNING_RATE}
+"""Columns of the ``steps`` table drawn over optimizer steps, where one was taken."""
+
+
+def reward_component(component: str) -> str:
+    """Mean of one reward component over the completions where it applied."""
+    return f"reward/{component}"
+
+
+def seconds(phase: str) -> str:
+    """Wall time of one phase of a rollout."""
+    return f"system/seconds_{phase}"
+
+
+def evaluation(task: str, name: str) -> str:
+    """Greedy evaluation on held-out prompts: ``pass``, or one component of the task."""
+    return f"eval/{task}/{name}"

@@ -1,0 +1,295 @@
+"""The policy: a decoder with its adapters, seen as GRPO needs it.
+
+It knows which linears carry LoRA and with what intent, runs the training forward, and shows the
+same weights in two other lights without touching the trainable ones: *merged* for sampling, and
+as the *starting policy*, the reference of the KL term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import PeftModel
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from tropism.lora.export import export_full, export_portable
+from tropism.measurements.layer_names import LinearSite
+from tropism.objective.logprobs import selected_logprobs
+from tropism.types import Prompt
+
+if TYPE_CHECKING:
+    from tropism.rollouts.collate import MicroBatch
+
+ADAPTER = "default"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA factors of one linear: the weight in use is W_0 + scaling * b @ a.
+
+    Args:
+        a: [R, d_in] fp32.
+        b: [d_out, R] fp32.
+        scaling: A power of two.
+    """
+
+    a: nn.Parameter
+    b: nn.Parameter
+    scaling: float
+
+
+class Policy:
+    """A loaded decoder, its tokenizer and its adapters; made by ``tropism.models.load_policy``.
+
+    Args:
+        model: A causal LM, wrapped by PEFT where LoRA is used.
+        tokenizer: Its tokenizer.
+        sites: Every linear inside the model but the head.
+        eos_token_ids: All tokens that end a completion.
+        context_length: Most tokens that prompt and completion may have together.
+        starting_adapters: site name -> (A_0, B_0) where the run starts from an existing adapter.
+        source: The name or folder by which PEFT finds the base again.
+        provenance: Where the weights came from, revision and hash, for ``run.json``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        sites: Sequence[LinearSite],
+        eos_token_ids: frozenset[int],
+        context_length: int,
+        starting_adapters: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        source: str = "",
+        provenance: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.sites = tuple(sites)
+        self.eos_token_ids = eos_token_ids
+        self.context_length = context_length
+        self.source = source
+        self.provenance = dict(provenance or {})
+        self.uses_lora = isinstance(model, PeftModel)
+        self.base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._starting_adapters = dict(starting_adapters or {})
+        self._starting_weights: dict[str, Tensor] | None = None
+
+    # -- parameters ---------------------------------------------------------------------------
+
+    def adapter(self, site: LinearSite) -> Adapter | None:
+        """The LoRA factors at ``site``, or None where it has none."""
+        layer = self.base.get_submodule(site.name)
+        if not isinstance(layer, LoraLayer) or ADAPTER not in layer.lora_A:
+            return None
+        return Adapter(
+            layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
+        )
+
+    def linear(self, site: LinearSite) -> nn.Module:
+        """The base linear at ``site``, without its adapter."""
+        layer = self.base.get_submodule(site.name)
+        base: nn.Module = layer.get_base_layer() if isinstance(layer, LoraLayer) else layer
+        return base
+
+    def starting_adapter(self, site: LinearSite) -> tuple[Tensor, Tensor] | None:
+        """(A_0, B_0) of the adapter that the run started from; None means B_0 = 0."""
+        return self._starting_adapters.get(site.name)
+
+    def named_trainable(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters by name, decided by name and never read off ``requires_grad``.
+
+        Toggling adapters changes ``requires_grad`` (peft#3447); names do not move.
+        """
+        return {
+            name: parameter
+            for name, parameter in self.model.named_parameters()
+            if not self.uses_lora or f"lora_A.{ADAPTER}" in name or f"lora_B.{ADAPTER}" in name
+        }
+
+    def num_trainable(self) -> int:
+        """Number of trainable scalars."""
+        return sum(parameter.numel() for parameter in self.named_trainable().values())
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    # -- text ---------------------------------------------------------------------------------
+
+    @property
+    def pad_token_id(self) -> int:
+        """Fills padded positions; never attended to and never in a loss, so EOS will do."""
+        pad = self.tokenizer.pad_token_id
+        return int(pad) if pad is not None else min(self.eos_token_ids)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """Token ids of a prompt as the model is to see it, with BOS exactly once where it is due.
+
+        Raises:
+            ValueError: Chat messages, and the tokenizer has no chat template.
+        """
+        tokenizer = self.tokenizer
+        if prompt.text is not None:
+            ids = list(tokenizer(prompt.text)["input_ids"])
+        else:
+            if tokenizer.chat_template is None:
+                raise ValueError(
+                    f"prompt {prompt.id!r} has chat messages, and the tokenizer of "
+                    f"{self.source!r} has no chat template: set model.chat_template (`plain`, or "
+                    "a Jinja file), or give raw prompts."
+                )
+            ids = list(
+                tokenizer.apply_chat_template(
+                    [dict(message) for message in prompt.messages or ()],
+                    tokenize=True,
+                    add_generation_prompt=True,
+                    return_dict=False,
+                )
+            )
+        bos = tokenizer.bos_token_id
+        if bos is not None:
+            if ids[:2] == [bos, bos]:  # the template wrote one and the tokenizer added another
+                ids = ids[1:]
+            elif ids[:1] != [bos] and tokenizer("")["input_ids"][:1] == [bos]:
+                ids = [bos, *ids]
+        return tuple(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text
+
+    # -- forward ------------------------------------------------------------------------------
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[N, D] last hidden states -> [N, V] logits, as the family makes them."""
+        logits: Tensor = self.base.get_output_embeddings()(hidden)
+        config = self.base.config.get_text_config()
+        if (scale := getattr(config, "logit_scale", None)) is not None:  # Cohere
+            logits = logits * scale
+        if (scale := getattr(config, "logits_scaling", None)) is not None:  # Granite
+            logits = logits / scale
+        if (cap := getattr(config, "final_logit_softcapping", None)) is not None:  # Gemma 2
+            logits = cap * torch.tanh(logits / cap)
+        return logits
+
+    def completion_logprobs(
+        self, batch: MicroBatch, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the completion tokens and the entropy at each, under the policy.
+
+        Returns:
+            Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first differentiable.
+        """
+        hidden = self.base.get_decoder()(input_ids=batch.input_ids, use_cache=False)
+        hidden = hidden.last_hidden_state  # (M, S, D)
+        row = torch.arange(len(batch.rows), device=hidden.device)[:, None].expand_as(batch.mask)
+        logprobs, entropy = selected_logprobs(
+            hidden[row[batch.mask], batch.positions[batch.mask]],  # (N, D)
+            batch.targets[batch.mask],
+            head=self.head,
+            temperature=temperature,
+        )
+        empty = torch.zeros(batch.mask.shape, device=hidden.device)
+        return (
+            empty.masked_scatter(batch.mask, logprobs),
+            empty.masked_scatter(batch.mask, entropy),
+        )
+
+    # -- the same weights in another light ----------------------------------------------------
+
+    def _lora_layers(self) -> Iterator[tuple[LinearSite, LoraLayer]]:
+        for site in self.sites:
+            layer = self.base.get_submodule(site.name)
+            if isinstance(layer, LoraLayer):
+                yield site, layer
+
+    @contextmanager
+    def merged(self) -> Iterator[None]:
+        """The base holds W_0 + scaling * B A while inside; for sampling only.
+
+        The sum is made in fp32 from the pristine W_0 and cast once; it stands in the place of
+        W_0 and W_0 itself is never written, so that no number of syncs can drift it.
+        """
+        pristine: list[tuple[nn.Parameter, Tensor]] = []
+        disabled: list[LoraLayer] = []
+        try:
+            with torch.no_grad():
+                for site, layer in self._lora_layers():
+                    adapter = self.adapter(site)
+                    assert adapter is not None
+                    weight = layer.get_base_layer().weight
+                    a, b = adapter.a, adapter.b
+                    if layer.fan_in_fan_out:  # GPT-2 keeps its weights as [d_in, d_out]
+                        a, b = b.T, a.T
+                    total = torch.addmm(weight.float(), b, a, alpha=adapter.scaling)
+                    pristine.append((weight, weight.data))
+                    disabled.append(layer)
+                    weight.data = total.to(weight.dtype)
+                    layer._disable_adapters = True
+            yield
+        finally:
+            for weight, data in pristine:
+                weight.data = data
+            for layer in disabled:
+                layer._disable_adapters = False
+
+    def keep_starting_weights(self) -> None:
+        """Keep a copy of full-parameter weights, so that ``starting`` can show them."""
+        if not self.uses_lora and self._starting_weights is None:
+            self._starting_weights = {
+                name: parameter.detach().clone()
+                for name, parameter in self.named_trainable().items()
+            }
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """The policy as it was before training while inside: the KL reference.
+
+        Flips only each layer's own switch, or its data: PEFT's ``disable_adapter`` also changes
+        which parameters are trainable. Must not be entered between a forward and its backward.
+        """
+        swapped: list[tuple[nn.Parameter, Tensor]] = []
+        disabled: list[LoraLayer] = []
+
+        def show(parameter: nn.Parameter, data: Tensor) -> None:
+            swapped.append((parameter, parameter.data))
+            parameter.data = data.to(parameter.device)
+
+        try:
+            if self.uses_lora:
+                for site, layer in self._lora_layers():
+                    start, adapter = self.starting_adapter(site), self.adapter(site)
+                    if start is None or adapter is None:
+                        disabled.append(layer)
+                        layer._disable_adapters = True
+                    else:
+                        show(adapter.a, start[0])
+                        show(adapter.b, start[1])
+            else:
+                assert self._starting_weights is not None, "keep_starting_weights() comes first"
+                for name, parameter in self.named_trainable().items():
+                    show(parameter, self._starting_weights[name])
+            yield
+        finally:
+            for parameter, data in swapped:
+                parameter.data = data
+            for layer in disabled:
+                layer._disable_adapters = False
+
+    def export(self, run_folder: Path) -> Path:
+        """Write ``adapter/`` (loads with stock PEFT), or ``model/`` for full-parameter runs."""
+        if isinstance(self.model, PeftModel):
+            return export_portable(
+                self.model, run_folder / "adapter", base_model_name_or_path=self.source
+            )
+        return export_full(self.model, self.tokenizer, run_folder / "model")

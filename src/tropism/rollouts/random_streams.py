@@ -1,0 +1,41 @@
+"""Randomness keyed by what is sampled, not by when or beside what.
+
+Each completion has its own stream of uniforms, a pure function of (seed, rollout, prompt,
+sample). A token is drawn by inverting the distribution at the next uniform, so that a completion
+is the same whatever the batch, the rank or the number of engine calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def uniforms(*, seed: int, rollout: int, prompt_id: str, sample: int, num: int) -> Tensor:
+    """[num] fp32 uniforms in [0, 1), the stream of one completion."""
+    key = hashlib.sha256(f"{seed}|{rollout}|{sample}|{prompt_id}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
+    return torch.from_numpy(generator.random(num, dtype=np.float32))
+
+
+def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens at the given quantiles of each row's distribution.
+
+    Args:
+        logprobs: [B, V] fp32, normalised.
+        uniform: [B] in [0, 1).
+
+    Returns:
+        [B] token ids: the first whose cumulative probability exceeds the uniform. A token of
+        probability 0 is never drawn.
+    """
+    cumulative = logprobs.exp().cumsum(dim=-1)
+    # Scaled by the total, which rounding leaves a little off 1, so that the last bin is reached.
+    quantile = (uniform * cumulative[:, -1])[:, None]
+    token = torch.searchsorted(cumulative, quantile, right=True).squeeze(1)
+    # u * total can round up to the total itself: then the likeliest of the reachable is as good.
+    beyond = token >= logprobs.shape[-1]
+    return torch.where(beyond, logprobs.argmax(dim=-1), token)

@@ -1,0 +1,237 @@
+"""Samples with the trainer's own modules, on whatever device they are.
+
+Each prompt is prefilled once and its cache repeated G times; sampling runs on merged weights
+(un-merged adapters would cost two small products per linear and token); rows that ended leave
+the batch, so that a few long completions do not pay for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tropism.policy import Policy
+from tropism.rollouts.engine import Sampling
+from tropism.rollouts.random_streams import draw, uniforms
+from tropism.types import Completion, GenerationProgress, Prompt, Rollout
+
+PROGRESS_EVERY_TOKENS = 8
+
+
+class TransformersEngine:
+    """The engine that is always there: CPU or GPU, any family transformers loads.
+
+    Args:
+        max_rows: Completions sampled at the same time; bounds the memory of the cache.
+    """
+
+    def __init__(self, max_rows: int = 64) -> None:
+        if max_rows < 1:
+            raise ValueError(f"engine.max_rows={max_rows}: give at least 1.")
+        self.max_rows = max_rows
+        self._policy: Policy | None = None
+
+    def bind(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def sync(self) -> None:
+        """Nothing is kept between calls: every ``generate`` merges the weights of the moment."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+        greedy: bool = False,
+        progress: Callable[[GenerationProgress], None] | None = None,
+    ) -> list[Rollout]:
+        policy = self._policy
+        assert policy is not None, "bind() comes first"
+        encoded = [policy.encode(prompt) for prompt in prompts]
+        check_context(prompts, encoded, sampling, policy.context_length)
+        size = max(1, self.max_rows // group_size)
+        total = len(prompts) * group_size
+        rollouts: list[Rollout] = []
+        tokens = 0
+        was_training = policy.model.training
+        policy.model.eval()  # no dropout in the sampler
+        try:
+            with torch.no_grad(), policy.merged():
+                for start in range(0, len(prompts), size):
+
+                    def report(done: int, new_tokens: int, before: int = start) -> None:
+                        if progress is not None:
+                            progress(
+                                GenerationProgress(
+                                    before * group_size + done, total, tokens + new_tokens
+                                )
+                            )
+
+                    part = _generate(
+                        policy,
+                        prompts[start : start + size],
+                        encoded[start : start + size],
+                        group_size=group_size,
+                        sampling=sampling,
+                        seed=seed,
+                        rollout=rollout,
+                        greedy=greedy,
+                        report=report,
+                    )
+                    rollouts += part
+                    tokens += sum(len(c.token_ids) for r in part for c in r.completions)
+        finally:
+            policy.model.train(was_training)
+        return rollouts
+
+
+def check_context(
+    prompts: Sequence[Prompt],
+    encoded: Sequence[tuple[int, ...]],
+    sampling: Sampling,
+    context_length: int,
+) -> None:
+    """Refuse prompts that leave too little room for a completion.
+
+    Raises:
+        ValueError: Names the longest prompt and the settings to change.
+    """
+    longest = max(range(len(encoded)), key=lambda i: len(encoded[i]))
+    needed = len(encoded[longest]) + sampling.max_new_tokens
+    if needed > context_length:
+        raise ValueError(
+            f"prompt {prompts[longest].id!r} has {len(encoded[longest])} tokens; with "
+            f"sampling.max_new_tokens={sampling.max_new_tokens} that is {needed}, more than the "
+            f"model's context of {context_length}. Shorten the prompts or max_new_tokens."
+        )
+
+
+def _generate(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[tuple[int, ...]],
+    *,
+    group_size: int,
+    sampling: Sampling,
+    seed: int,
+    rollout: int,
+    greedy: bool,
+    report: Callable[[int, int], None],
+) -> list[Rollout]:
+    device = policy.device
+    limit = sampling.max_new_tokens
+    num_rows = len(prompts) * group_size
+    if greedy:
+        randomness = torch.zeros(num_rows, limit)
+    else:
+        randomness = torch.stack(
+            [
+                uniforms(seed=seed, rollout=rollout, prompt_id=p.id, sample=g, num=limit)
+                for p in prompts
+                for g in range(group_size)
+            ]
+        )
+    randomness = randomness.to(device)
+    eos = torch.tensor(sorted(policy.eos_token_ids), device=device)
+
+    logits, cache, mask = _prefill(policy, encoded, group_size)
+    length = mask.sum(dim=1)  # (B,) position of the next token
+    tokens = torch.zeros(num_rows, limit, dtype=torch.long, device=device)
+    logprobs = torch.zeros(num_rows, limit, device=device)
+    counts = torch.full((num_rows,), limit, device=device)
+    live = torch.arange(num_rows, device=device)  # rows of the cache -> rows of the output
+    ended_rows = torch.zeros(num_rows, dtype=torch.bool, device=device)
+
+    for t in range(limit):
+        distribution = (logits.float() / sampling.temperature).log_softmax(dim=-1)  # (B', V)
+        token = distribution.argmax(dim=-1) if greedy else draw(distribution, randomness[live, t])
+        tokens[live, t] = token
+        logprobs[live, t] = distribution.gather(1, token[:, None]).squeeze(1)
+        ended = torch.isin(token, eos)
+        counts[live[ended]] = t + 1
+        ended_rows[live[ended]] = True
+        if t % PROGRESS_EVERY_TOKENS == 0:
+            done = int(ended_rows.sum())
+            report(done, int(counts[ended_rows].sum()) + (num_rows - done) * (t + 1))
+        keep = (~ended).nonzero().squeeze(1)
+        if len(keep) == 0 or t + 1 == limit:
+            break
+        if len(keep) < len(live):  # rows that ended leave, with their part of the cache
+            cache.batch_select_indices(keep)
+            live, token, mask, length = live[keep], token[keep], mask[keep], length[keep]
+        mask = torch.cat([mask, mask.new_ones(len(live), 1)], dim=1)
+        logits = policy.base(
+            input_ids=token[:, None],
+            attention_mask=mask,
+            position_ids=length[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+        length = length + 1
+    report(num_rows, int(counts.sum()))
+    return _collect(policy, prompts, encoded, group_size, tokens, logprobs, counts, ended_rows)
+
+
+def _prefill(
+    policy: Policy, encoded: Sequence[tuple[int, ...]], group_size: int
+) -> tuple[Tensor, object, Tensor]:
+    """One forward over the P prompts, left-padded so that all end at the same position.
+
+    Returns:
+        Next-token logits [B, V], the cache repeated G times, and the attention mask [B, S].
+    """
+    from transformers import DynamicCache
+
+    width = max(len(ids) for ids in encoded)
+    input_ids = torch.full((len(encoded), width), policy.pad_token_id)
+    mask = torch.zeros(len(encoded), width, dtype=torch.long)
+    for i, ids in enumerate(encoded):
+        input_ids[i, width - len(ids) :] = torch.tensor(ids)
+        mask[i, width - len(ids) :] = 1
+    input_ids, mask = input_ids.to(policy.device), mask.to(policy.device)
+    output = policy.base(
+        input_ids=input_ids,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+        past_key_values=DynamicCache(config=policy.base.config),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    cache = output.past_key_values
+    cache.batch_repeat_interleave(group_size)
+    logits = output.logits[:, -1].repeat_interleave(group_size, dim=0)
+    return logits, cache, mask.repeat_interleave(group_size, dim=0)
+
+
+def _collect(
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    encoded: Sequence[tuple[int, ...]],
+    group_size: int,
+    tokens: Tensor,
+    logprobs: Tensor,
+    counts: Tensor,
+    ended: Tensor,
+) -> list[Rollout]:
+    tokens, logprobs = tokens.cpu(), logprobs.cpu()
+    lengths, stopped = counts.tolist(), ended.tolist()
+    completions = []
+    for row, length in enumerate(lengths):
+        ids = tuple(tokens[row, :length].tolist())
+        completions.append(
+            Completion(
+                token_ids=ids,
+                text=policy.decode(ids),
+                sampler_logprobs=logprobs[row, :length].clone(),
+                finish_reason="stop" if stopped[row] else "length",
+            )
+        )
+    return [
+        Rollout(prompt, ids, tuple(completions[i * group_size : (i + 1) * group_size]))
+        for i, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True))
+    ]

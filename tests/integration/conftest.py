@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ORGANISM = """
+seed_everything: 0
+model:
+  class_path: tropism.GRPO
+  init_args:
+    model: {name: organism, dtype: float32}
+    lora: {rank: 4, alpha: 8}
+    group_size: 4
+    sampling: {max_new_tokens: 12, temperature: 1.0}
+    optimizer: {learning_rate: 2.0e-3}
+data:
+  class_path: tropism.PromptDataModule
+  init_args:
+    tasks: [{class_path: tropism.tasks.skills.Skills}]
+    batch_size: 8
+    num_rollouts: 4
+    num_train_prompts: 16
+    num_validation_prompts: 8
+    num_test_prompts: 8
+trainer:
+  accelerator: cpu
+"""
+
+
+@pytest.fixture
+def tropism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``tropism(*arguments)`` runs the command in a temporary folder; gives the run folder."""
+    from tropism.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(ORGANISM)
+
+    def run(*arguments: str, subcommand: str = "fit") -> Path:
+        main([subcommand, "--config", str(config), *arguments])
+        return sorted((tmp_path / "runs" / "tiny").glob("version_*"))[-1]
+
+    return run

@@ -1,0 +1,173 @@
+"""`tropism fit` from end to end on the organism: what the run folder holds, and exact resume."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from tropism.measurements.records import TABLES, read
+from tropism.models import LoRA, Model, load_policy
+
+ADAPTED = "--model.init_args.lora"
+
+
+def weights(run, name: str) -> dict[str, torch.Tensor]:
+    return torch.load(run / "checkpoints" / name, weights_only=True)["state_dict"]
+
+
+def test_run_folder_holds_what_the_contract_says(tropism):
+    run = tropism("--model.init_args.objective.beta", "0.05")
+    steps = read(run, "steps")
+    assert steps["rollout"].tolist() == [0, 1, 2, 3]
+    assert (steps["step"].diff().dropna() >= 0).all()
+    assert steps["kl"].iloc[0] == pytest.approx(0, abs=1e-6)  # the policy is its own reference yet
+    assert steps["kl"].iloc[-1] > 0
+    assert (steps["sampler_gap"] < 1e-4).all()  # fp32: sampler and trainer are the same policy
+    assert set(read(run, "rewards")["component"]) == {"format", "accuracy"}
+    evals = read(run, "evals")
+    assert evals["rollout"].tolist() == [0, 4]
+    assert evals["step"].tolist() == [0, int(steps["step"].iloc[-1])]
+    assert set(evals["benchmark"]) == {"skills"}
+    norms = read(run, "update_norms")
+    last = norms[norms["rollout"] == 3]
+    assert len(last) == 12 * 7
+    assert (last["update_norm"] > 0).all()
+    assert len(read(run, "completions")) > 0
+    for table in ("steps", "rewards", "update_norms", "evals", "completions"):
+        assert list(read(run, table).columns) == ["schema", "rollout", "step", *TABLES[table]]
+
+    record = json.loads((run / "run.json").read_text())
+    assert "skills" in json.dumps(record["summary"])
+    complete = yaml.safe_load((run / "config.yaml").read_text())
+    assert complete["seed_everything"] == 0
+    assert list(run.glob("events.out.tfevents.*"))
+    assert (run / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_update_norms_are_those_of_the_exported_adapter(tropism):
+    from tropism.lora.export import load_adapter_tensors
+
+    run = tropism()
+    _, tensors = load_adapter_tensors(run / "adapter")
+    policy = load_policy(Model(name="organism", dtype="float32"), None)
+    norms = read(run, "update_norms")
+    last = norms[norms["rollout"] == norms["rollout"].max()].set_index(["layer", "module"])
+    for site in policy.sites:
+        a, b, scaling = tensors[site.name]
+        change = scaling * b.double() @ a.double()
+        expected = change.norm() / policy.linear(site).weight.detach().double().norm()
+        assert last.loc[(site.layer, site.module), "update_norm"] == pytest.approx(
+            float(expected), rel=1e-4
+        )
+
+
+def test_exported_adapter_equals_the_trainer_and_differs_from_the_base(tropism):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    from tropism.organism import weights_folder
+
+    run = tropism("--model.init_args.model.dtype", "bfloat16")
+    saved = weights(run, "last.ckpt")
+    policy = load_policy(Model(name="organism"), LoRA(rank=4, alpha=8))
+    own = {f"network.{name}": value for name, value in policy.named_trainable().items()}
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(saved[name])
+    ids = torch.arange(5, 30)[None]
+    with torch.no_grad():
+        trained = policy.model(input_ids=ids).logits
+        base = AutoModelForCausalLM.from_pretrained(weights_folder(), dtype=torch.bfloat16)
+        plain = base(input_ids=ids).logits
+        stock = PeftModel.from_pretrained(base, run / "adapter")(input_ids=ids).logits
+    assert torch.equal(trained, stock)
+    assert not torch.equal(trained, plain)
+
+
+def test_resume_equals_an_uninterrupted_run(tropism, tmp_path):
+    shared = ("--trainer.callbacks+", '{"class_path": "tropism_callbacks.Checkpoint", "init_args": '
+              '{"every_n_rollouts": 2, "keep": 10}}')  # fmt: skip
+    whole = tropism(*shared)
+    first_half = whole / "checkpoints" / "rollout=000002.ckpt"
+    resumed = tropism(*shared, "--ckpt_path", str(first_half))
+    expected, found = weights(whole, "last.ckpt"), weights(resumed, "last.ckpt")
+    assert expected.keys() == found.keys()
+    for name in expected:
+        assert torch.equal(expected[name], found[name]), name
+    one, two = read(whole, "steps"), read(resumed, "steps")
+    same = [name for name in one.columns if not name.startswith("seconds_")]
+    again = one[one["rollout"] >= 2].reset_index(drop=True)
+    assert again[same].equals(two[two["rollout"] >= 2].reset_index(drop=True)[same])
+
+
+def test_checkpoint_loads_without_its_config(tropism):
+    from tropism import GRPO
+
+    run = tropism("--data.init_args.num_rollouts", "1")
+    module = GRPO.load_from_checkpoint(run / "checkpoints" / "last.ckpt")
+    assert module.lora == LoRA(rank=4, alpha=8)
+    assert module.group_size == 4
+    assert module.rollout == 1
+    saved = weights(run, "last.ckpt")
+    for name, value in module.policy.named_trainable().items():
+        assert torch.equal(value, saved[f"network.{name}"])
+
+
+def test_full_parameter_training_writes_a_model(tropism):
+    from transformers import AutoModelForCausalLM
+
+    run = tropism(ADAPTED, "null", "--model.init_args.objective.beta", "0.01")
+    norms = read(run, "update_norms")
+    assert (norms[norms["rollout"] == 3]["update_norm"] > 0).any()
+    tuned = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32)
+    saved = weights(run, "last.ckpt")
+    for name, value in tuned.state_dict().items():
+        if f"network.{name}" in saved:
+            assert torch.equal(value, saved[f"network.{name}"]), name
+
+
+def test_training_from_an_existing_adapter_has_it_as_reference(tropism):
+    first = tropism()
+    second = tropism(
+        "--model.init_args.model.adapter", str(first / "adapter"),
+        "--model.init_args.objective.beta", "0.1",
+    )  # fmt: skip
+    evals_before, evals_after = read(first, "evals"), read(second, "evals")
+    assert evals_before["value"].iloc[-1] == evals_after["value"].iloc[0]
+    assert read(second, "steps")["kl"].iloc[0] == pytest.approx(0, abs=1e-6)
+    assert read(second, "update_norms")["update_norm"].iloc[0] < 0.1
+
+
+def test_several_updates_on_one_rollout(tropism):
+    run = tropism("--model.init_args.objective.num_iterations", "3")
+    steps = read(run, "steps")
+    assert len(steps) == 4
+    assert set(steps["step"].diff().dropna()) <= {0, 3}
+
+
+def test_seed_decides_the_run(tropism):
+    def texts(*arguments: str) -> list[str]:
+        run = tropism("--data.init_args.num_rollouts", "1", *arguments)
+        return read(run, "completions")["text"].tolist()
+
+    assert texts() == texts()
+    assert texts() != texts("--seed_everything", "1")
+
+
+def test_validate_and_test_score_without_training(tropism, capsys):
+    run = tropism(subcommand="validate")
+    assert len(read(run, "evals")) == 1
+    tropism(subcommand="test")
+    assert "skills" in capsys.readouterr().out
+
+
+def test_chat_answers_as_base_and_as_tuned(tropism, capsys):
+    from tropism.cli import main
+
+    run = tropism("--model.init_args.optimizer.learning_rate", "0.05")
+    capsys.readouterr()
+    main(["chat", "--run", str(run), "--prompt", "12+30=", "--max_new_tokens", "8"])
+    out = capsys.readouterr().out
+    assert "base" in out
+    assert "tuned" in out
+    with pytest.raises(ValueError, match="did you mean"):
+        main(["chat", "--run", str(run.parent), "--prompt", "x"])

@@ -1,0 +1,46 @@
+import pytest
+import torch
+from tropism.objective.advantages import EPSILON, group_advantages
+
+
+def test_hand_computed_group_scaling():
+    # Group (0, 0, 1, 1): mean 1/2, unbiased variance 4 * 0.25 / 3 = 1/3.
+    result = group_advantages(torch.tensor([0.0, 0, 1, 1, 2, 2, 2, 2]), group_size=4)
+    expected = 0.5 / ((1 / 3) ** 0.5 + EPSILON)
+    assert result.values.tolist() == pytest.approx([-expected] * 2 + [expected] * 2 + [0.0] * 4)
+    assert result.group_std.tolist() == pytest.approx([(1 / 3) ** 0.5, 0.0])
+    assert result.zero_variance.tolist() == [False, True]
+
+
+def test_scale_none_only_centres():
+    result = group_advantages(torch.tensor([0.0, 3.0, 1.0, 1.0]), group_size=2, scale="none")
+    assert result.values.tolist() == [-1.5, 1.5, 0.0, 0.0]
+
+
+def test_equal_rewards_give_exactly_zero():
+    # 0.1 * 3 / 3 is not 0.1 in floats: the mean differs from its terms by rounding.
+    assert (group_advantages(torch.full((21,), 0.1), group_size=7).values == 0).all()
+    rounding = torch.tensor([0.3, 0.1 + 0.2 + 3e-8, 0.3, 0.3])
+    assert (group_advantages(rounding, group_size=4).values == 0).all()
+    small = torch.tensor([0.0, 1e-3, 0.0, 0.0])
+    assert not group_advantages(small, group_size=4).zero_variance.any()
+
+
+def test_permuting_a_group_permutes_its_advantages():
+    rewards, order = torch.rand(8), torch.randperm(8)
+    direct = group_advantages(rewards, group_size=8).values
+    permuted = group_advantages(rewards[order], group_size=8).values
+    torch.testing.assert_close(permuted, direct[order])
+
+
+def test_groups_do_not_mix():
+    rewards = torch.rand(12)
+    whole = group_advantages(rewards, group_size=4).values
+    alone = torch.cat([group_advantages(part, group_size=4).values for part in rewards.split(4)])
+    torch.testing.assert_close(whole, alone, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_sizes_that_make_no_groups_are_refused(group_size):
+    with pytest.raises(ValueError, match=f"group_size={group_size}"):
+        group_advantages(torch.rand(4), group_size=group_size)
