@@ -6,7 +6,7 @@ import pytest
 import torch
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches, sequences
+from tropism.rollouts.collate import MicroBatch, micro_batches
 from tropism.types import Completion, Prompt, Rollout
 
 LORA = LoRA(rank=4, alpha=8)
@@ -115,28 +115,66 @@ def test_starting_policy_of_full_parameter_training(base_logits):
         torch.testing.assert_close(logits(policy), base_logits, rtol=0, atol=0)
 
 
-def test_completion_logprobs_equal_a_plain_forward_one_by_one(policy):
+def batch_of(policy: Policy, texts: list[str]) -> MicroBatch:
     prompt = Prompt(id="p", task="t", text=TEXT)
-    ids = policy.encode(prompt)
-    texts = ["42", "7", "the answer is 42"]
     completions = tuple(
         Completion(tuple(policy.tokenizer(t, add_special_tokens=False)["input_ids"]), t, None, "stop")
         for t in texts
     )  # fmt: skip
-    batch = sequences([Rollout(prompt, ids, completions)], keep=torch.ones(3, dtype=torch.bool))
-    (part,) = micro_batches(batch, max_tokens=10_000, pad_token_id=policy.pad_token_id)
+    rollout = Rollout(prompt, policy.encode(prompt), completions)
+    (part,) = micro_batches(
+        [rollout],
+        keep=torch.ones(len(texts), dtype=torch.bool),
+        max_tokens=10_000,
+        pad_token_id=policy.pad_token_id,
+    )
+    return part
+
+
+def test_completion_logprobs_equal_a_plain_forward_one_by_one(policy):
+    part = batch_of(policy, ["42", "7", "the answer is 42"])
     logprobs, entropy = policy.completion_logprobs(part, temperature=0.7)
-    for i, row in enumerate(part.rows.tolist()):
-        tokens = torch.tensor(completions[row].token_ids)
-        whole = torch.tensor([[*ids, *completions[row].token_ids]])
-        scores = policy.model(input_ids=whole).logits[0, len(ids) - 1 : -1] / 0.7
+    prompt = part.prompt.tolist()
+    for i in range(3):
+        n = int(part.mask[i].sum())
+        tokens = part.targets[i, :n]
+        whole = torch.tensor([[*prompt, *tokens.tolist()]])
+        scores = policy.model(input_ids=whole).logits[0, len(prompt) - 1 : -1] / 0.7
         distribution = torch.distributions.Categorical(logits=scores)
-        n = len(tokens)
         torch.testing.assert_close(
             logprobs[i, :n], distribution.log_prob(tokens), rtol=1e-4, atol=1e-4
         )
         torch.testing.assert_close(entropy[i, :n], distribution.entropy(), rtol=1e-4, atol=1e-4)
         assert (logprobs[i, n:] == 0).all()
+
+
+@pytest.mark.parametrize("texts", [["42", "7", "the answer is 42"], ["4", "7"]])
+def test_sharing_the_prompt_changes_neither_logprobs_nor_gradients(policy, texts):
+    part = batch_of(policy, texts)
+    weights = torch.randn(part.mask.shape, generator=torch.Generator().manual_seed(0))
+    results = []
+    for can_share in (True, False):
+        policy._can_share = can_share
+        policy.model.zero_grad()
+        logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        (logprobs * weights).sum().backward()
+        gradients = [p.grad.clone() for p in policy.named_trainable().values()]
+        results.append((logprobs.detach(), gradients))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=2e-5)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(policy):
+    part = batch_of(policy, ["42", "the answer is 42"])
+    results = []
+    for should_checkpoint in (False, True):
+        if should_checkpoint:
+            policy.base.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.__dict__.pop("_can_share")
+            assert not policy._can_share
+        policy.model.zero_grad()
+        policy.completion_logprobs(part, temperature=1.0)[0].sum().backward()
+        results.append([p.grad.clone() for p in policy.named_trainable().values()])
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
 def test_prompts_hold_bos_exactly_once(policy):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -216,8 +217,8 @@ def test_a_prompt_of_no_known_task() -> None:
         score_completions(FIXED, prompt_of("maths"), ["text"])
 
 
-def test_booleans_and_integers_count_as_numbers() -> None:
-    task = Fixed({"form": True, "right": 0})
+def test_booleans_and_numpy_scalars_count_as_numbers() -> None:
+    task = Fixed({"form": True, "right": np.float32(0.5)})
     (scores,) = score_completions({"fixed": task}, prompt_of("fixed"), ["text"])
-    assert scores == {"form": 1.0, "right": 0.0}
+    assert scores == {"form": 1.0, "right": 0.5}
     assert all(isinstance(value, float) for value in scores.values())

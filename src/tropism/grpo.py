@@ -22,6 +22,7 @@ import lightning as L
 import torch
 from torch import nn
 
+from tropism.measurements.step_metrics import step_metrics
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.advantages import group_advantages
 from tropism.objective.settings import Objective
@@ -39,7 +40,7 @@ from tropism.types import (
     ScoredCompletion,
     StepObserver,
 )
-from tropism.update import NonFiniteError, Sums, accumulate_gradients, prepare
+from tropism.update import NonFiniteError, Update, accumulate_gradients, prepare
 
 
 class GRPO(L.LightningModule):
@@ -207,9 +208,7 @@ class GRPO(L.LightningModule):
     def _update(self, batch: RolloutBatch) -> dict[str, float | None]:
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
-        first, last = Sums(), Sums()
-        grad_norm: float | None = None
-        num_updates = 0
+        update = Update(learning_rate=optimizer.param_groups[0]["lr"])
         with _timed(batch.seconds, "train"):
             prepared = prepare(
                 batch,
@@ -219,28 +218,33 @@ class GRPO(L.LightningModule):
                 temperature=self.sampling.temperature,
                 max_tokens=self.max_tokens_per_microbatch,
             )
-        learning_rate = optimizer.param_groups[0]["lr"]
         if prepared.micro_batches:
             for observer in self.observers:
                 observer.before_update(self, batch)
         with _timed(batch.seconds, "train"):
             for _ in range(self.objective.num_iterations if prepared.micro_batches else 0):
                 optimizer.zero_grad(set_to_none=True)
-                last = accumulate_gradients(
+                update.last = accumulate_gradients(
                     prepared,
                     self.policy,
                     self.objective,
                     temperature=self.sampling.temperature,
                     backward=self.manual_backward,
                 )
-                first = last if num_updates == 0 else first
-                grad_norm = self._clip_gradients()
+                if update.num_updates == 0:
+                    update.first = update.last
+                update.grad_norm = self._clip_gradients()
                 optimizer.step()
                 scheduler.step()
-                num_updates += 1
+                update.num_updates += 1
             optimizer.zero_grad(set_to_none=True)
             self.engine.sync()
-        return self._metrics(batch, first, last, grad_norm, learning_rate, num_updates)
+        return step_metrics(
+            batch,
+            update,
+            has_reference=self.objective.beta > 0,
+            trainable_params=self.policy.num_trainable(),
+        )
 
     def _clip_gradients(self) -> float:
         limit = self.optimizer_settings.max_grad_norm
@@ -253,39 +257,6 @@ class GRPO(L.LightningModule):
                 "taken. Lower optimizer.learning_rate, and resume from the last checkpoint."
             )
         return float(norm)
-
-    def _metrics(
-        self,
-        batch: RolloutBatch,
-        first: Sums,
-        last: Sums,
-        grad_norm: float | None,
-        learning_rate: float,
-        num_updates: int,
-    ) -> dict[str, float | None]:
-        """Columns of the ``steps`` table, and extras (with a slash) for TensorBoard alone."""
-        completions = batch.completions
-        lengths = [len(completion.token_ids) for completion in completions]
-        groups = batch.rewards.view(-1, self.group_size)
-        return {
-            "tokens": sum(lengths),
-            "loss": last.loss if num_updates else None,
-            "reward": float(batch.rewards.mean()),
-            "reward_std": float(groups.std(dim=1).mean()),
-            "frac_reward_zero_std": float(batch.zero_variance.float().mean()),
-            "kl": first.mean("kl") if self.objective.beta > 0 else None,
-            "entropy": first.mean("entropy") if num_updates else None,
-            "grad_norm": grad_norm,
-            "lr": learning_rate,
-            "completion_length": sum(lengths) / len(lengths),
-            "clipped_ratio": sum(c.finish_reason == "length" for c in completions) / len(lengths),
-            "sampler_gap": first.mean("sampler_gap") if num_updates else None,
-            "trainable_params": self.policy.num_trainable(),
-            "num_updates": num_updates,
-            "clip_ratio/low_mean": last.mean("clipped_low") if num_updates else None,
-            "clip_ratio/high_mean": last.mean("clipped_high") if num_updates else None,
-            "reward/batch_std": float(batch.rewards.std()),
-        }
 
     # -- evaluation ---------------------------------------------------------------------------
 

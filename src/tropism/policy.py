@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,11 +191,9 @@ class Policy:
         Returns:
             Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first differentiable.
         """
-        hidden = self.base.get_decoder()(input_ids=batch.input_ids, use_cache=False)
-        hidden = hidden.last_hidden_state  # (M, S, D)
-        row = torch.arange(len(batch.rows), device=hidden.device)[:, None].expand_as(batch.mask)
+        hidden = self._hidden_after_shared_prompt(batch) if self._can_share else self._hidden(batch)
         logprobs, entropy = selected_logprobs(
-            hidden[row[batch.mask], batch.positions[batch.mask]],  # (N, D)
+            hidden[batch.mask],  # (N, D)
             batch.targets[batch.mask],
             head=self.head,
             temperature=temperature,
@@ -203,6 +202,44 @@ class Policy:
         return (
             empty.masked_scatter(batch.mask, logprobs),
             empty.masked_scatter(batch.mask, entropy),
+        )
+
+    def _hidden(self, batch: MicroBatch) -> Tensor:
+        """[M, T, D] states that predict each completion token, the prompt repeated in each row."""
+        num_rows = len(batch.rows)
+        prompt = batch.prompt.expand(num_rows, -1)
+        input_ids = torch.cat([prompt, batch.targets[:, :-1]], dim=1)
+        output = self.base.get_decoder()(input_ids=input_ids, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[:, batch.prompt.numel() - 1 :]
+        return hidden
+
+    def _hidden_after_shared_prompt(self, batch: MicroBatch) -> Tensor:
+        """The same states; the prompt runs once, and its cache carries the rows' gradients back."""
+        from transformers import DynamicCache
+
+        decoder = self.base.get_decoder()
+        cache = DynamicCache(config=self.base.config)
+        output = decoder(input_ids=batch.prompt[None], past_key_values=cache, use_cache=True)
+        first = output.last_hidden_state[:, -1:].expand(len(batch.rows), -1, -1)  # (M, 1, D)
+        if batch.targets.shape[1] == 1:
+            return first
+        cache.batch_repeat_interleave(len(batch.rows))
+        output = decoder(input_ids=batch.targets[:, :-1], past_key_values=cache, use_cache=True)
+        return torch.cat([first, output.last_hidden_state], dim=1)
+
+    @cached_property
+    def _can_share(self) -> bool:
+        """Whether a cache holds all that later tokens need of a prompt, differentiably.
+
+        Not with recurrent or convolutional layers, whose states are updated in place, and not
+        under gradient checkpointing, which runs layers again without the cache.
+        """
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer
+
+        layers = DynamicCache(config=self.base.config).layers
+        return not self.base.is_gradient_checkpointing and all(
+            isinstance(layer, DynamicLayer) for layer in layers
         )
 
     # -- the same weights in another light ----------------------------------------------------

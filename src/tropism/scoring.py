@@ -10,6 +10,7 @@ import math
 import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def _judge(task: Task, prompt: Prompt, completion: str) -> Scores:
     for component, value in scores.items():
         if value is None:
             continue
-        if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:  # NaN fails both
+        if not isinstance(value, Real) or not 0.0 <= value <= 1.0:  # NaN fails both
             raise RewardError(
                 f"{_where(task)} gave {component}={value!r}; return a number from 0 to 1, or None "
                 f"to abstain {_row(prompt, completion)}"

@@ -12,7 +12,7 @@ from tropism.objective.kl import kl_k3
 from tropism.objective.losses import clipped_surrogate, token_weights
 from tropism.objective.settings import Objective
 from tropism.policy import Policy
-from tropism.rollouts.collate import MicroBatch, micro_batches, sequences
+from tropism.rollouts.collate import MicroBatch, micro_batches
 from tropism.types import RolloutBatch
 
 
@@ -35,6 +35,17 @@ class Sums:
     def mean(self, name: str) -> float:
         """Per completion token."""
         return float(getattr(self, name)) / max(self.tokens, 1)
+
+
+@dataclass
+class Update:
+    """What one rollout batch did to the policy."""
+
+    learning_rate: float
+    num_updates: int = 0
+    grad_norm: float | None = None
+    first: Sums = field(default_factory=Sums)
+    last: Sums = field(default_factory=Sums)
 
 
 @dataclass
@@ -81,7 +92,8 @@ def prepare(
     parts = [
         part.to(device)
         for part in micro_batches(
-            sequences(batch.rollouts, keep=keep),
+            batch.rollouts,
+            keep=keep,
             max_tokens=max_tokens,
             pad_token_id=policy.pad_token_id,
         )

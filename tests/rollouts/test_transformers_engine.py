@@ -4,7 +4,7 @@ import pytest
 import torch
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches, sequences
+from tropism.rollouts.collate import micro_batches
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine
 from tropism.types import GenerationProgress, Prompt
@@ -65,9 +65,11 @@ def test_samples_do_not_depend_on_what_is_sampled_beside_them(policy):
 
 def test_sampler_logprobs_are_the_trainers_at_the_sampling_temperature(policy):
     rollouts = run(policy)
-    batch = sequences(rollouts, keep=torch.ones(12, dtype=torch.bool))
     completions = [c for rollout in rollouts for c in rollout.completions]
-    for part in micro_batches(batch, max_tokens=512, pad_token_id=policy.pad_token_id):
+    keep = torch.ones(12, dtype=torch.bool)
+    for part in micro_batches(
+        rollouts, keep=keep, max_tokens=512, pad_token_id=policy.pad_token_id
+    ):
         with torch.no_grad():
             logprobs, _ = policy.completion_logprobs(part, temperature=SAMPLING.temperature)
         for i, row in enumerate(part.rows.tolist()):

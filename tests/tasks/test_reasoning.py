@@ -45,6 +45,7 @@ def test_one_final_answer_is_extracted(completion: str, answer: str | None) -> N
 
 def test_a_grid_may_span_lines() -> None:
     assert extract_answer("Answer:\n1 2\n3 4\n", can_span_lines=True) == "1 2\n3 4"
+    assert extract_answer("Answer:\n1 2\nAnswer:\n3 4", can_span_lines=True) is None
 
 
 @pytest.mark.parametrize(

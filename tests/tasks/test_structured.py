@@ -5,11 +5,12 @@ from itertools import combinations
 
 import pytest
 
+from tropism.tasks import structured
 from tropism.tasks.splits import NotEnoughPromptsError
-from tropism.tasks.structured import TIERS, StructuredOutput
+from tropism.tasks.structured import TIERS, StructuredOutput, Tier
 from tropism.tasks.structured_prompts import STYLES
 from tropism.tasks.structured_schema import Field, json_schema
-from tropism.tasks.structured_vocabulary import THEMES
+from tropism.tasks.structured_vocabulary import THEMES, Theme
 from tropism.types import Prompt
 
 SPLITS = ("train", "validation", "test")
@@ -301,6 +302,15 @@ def test_errors() -> None:
         StructuredOutput(tier=7)
     with pytest.raises(ValueError, match="split='dev'"):
         StructuredOutput().prompts("dev", 1, seed=0)
+
+
+def test_a_small_vocabulary_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    theme = Theme(entities=("dog",), strings=(Field("name", "string"),), others=(), rich=())
+    tier = Tier(num_fields=(1, 1), num_strings=(1, 1))
+    monkeypatch.setattr(structured, "THEMES", {"train": (theme,)})
+    monkeypatch.setattr(structured, "TIERS", (tier,))
+    task = StructuredOutput(tier=0)
+    assert len(task.prompts("train", len(STYLES), seed=0)) == len(STYLES)
     with pytest.raises(NotEnoughPromptsError, match="take a tier above 0") as caught:
-        StructuredOutput(tier=0).prompts("test", 100_000, seed=0)
-    assert 1000 < caught.value.num_available < 100_000
+        task.prompts("train", 6, seed=0)
+    assert caught.value.num_available == len(STYLES) == 5

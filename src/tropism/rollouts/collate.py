@@ -1,8 +1,8 @@
 """From sampled completions to the tensors of a training forward.
 
-Sequences are padded on the *right*: with causal attention no real token ever sees a pad, so no
-mask and no position shift is needed, for any decoder family. Rows are sorted by length and cut
-into micro-batches by a token budget, so that little of a forward is padding.
+A micro-batch holds completions of *one* prompt, so that the prompt runs through the model once
+for all of them. Completions are padded on the right: with causal attention no real token ever
+sees a pad, so that no mask and no position shift is needed, for any decoder family.
 """
 
 from __future__ import annotations
@@ -17,32 +17,18 @@ from tropism.types import Rollout
 
 
 @dataclass(frozen=True)
-class TokenSequence:
-    """One completion behind its prompt."""
-
-    row: int
-    prompt: tuple[int, ...]
-    completion: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self.prompt) + len(self.completion)
-
-
-@dataclass(frozen=True)
 class MicroBatch:
-    """Some rows of a rollout batch, ready for one forward.
+    """Some completions of one prompt, ready for one forward.
 
     Args:
         rows: [M] indices into the rollout batch.
-        input_ids: [M, S] prompt + completion, right-padded.
-        positions: [M, T] index into S of the state that predicts each completion token.
+        prompt: [S] prompt tokens.
         targets: [M, T] completion tokens, right-padded.
         mask: [M, T] bool, True on completion tokens (EOS included).
     """
 
     rows: Tensor
-    input_ids: Tensor
-    positions: Tensor
+    prompt: Tensor
     targets: Tensor
     mask: Tensor
 
@@ -50,53 +36,46 @@ class MicroBatch:
         """The same micro-batch on ``device``."""
         return MicroBatch(
             self.rows.to(device),
-            self.input_ids.to(device),
-            self.positions.to(device),
+            self.prompt.to(device),
             self.targets.to(device),
             self.mask.to(device),
         )
 
 
-def sequences(rollouts: Sequence[Rollout], *, keep: Tensor) -> list[TokenSequence]:
-    """The rows of a rollout batch for which ``keep`` [B] is True."""
-    rows = [
-        TokenSequence(row, rollout.prompt_token_ids, completion.token_ids)
-        for row, (rollout, completion) in enumerate(
-            (rollout, completion) for rollout in rollouts for completion in rollout.completions
-        )
-    ]
-    return [sequence for sequence in rows if keep[sequence.row]]
-
-
 def micro_batches(
-    sequences: Sequence[TokenSequence], *, max_tokens: int, pad_token_id: int
+    rollouts: Sequence[Rollout], *, keep: Tensor, max_tokens: int, pad_token_id: int
 ) -> Iterator[MicroBatch]:
-    """Cut sequences, longest first, into micro-batches of at most ``max_tokens`` padded tokens.
+    """Cut the kept rows of a rollout batch into micro-batches of at most ``max_tokens`` tokens.
 
-    A single sequence longer than the budget still gets a micro-batch of its own.
+    Args:
+        rollouts: P groups of completions.
+        keep: [B] bool; rows that are False are left out.
+        max_tokens: Most tokens of a micro-batch, the prompt once and pads included. A single
+            completion over the budget still gets a micro-batch of its own.
+        pad_token_id: Fills the right of shorter completions.
     """
-    ordered = sorted(sequences, key=lambda sequence: (-len(sequence), sequence.row))
-    start = 0
-    while start < len(ordered):
-        size = max(1, max_tokens // len(ordered[start]))
-        yield _collate(ordered[start : start + size], pad_token_id)
-        start += size
+    first_row = 0
+    for rollout in rollouts:
+        rows = [
+            (first_row + i, completion.token_ids)
+            for i, completion in enumerate(rollout.completions)
+            if keep[first_row + i]
+        ]
+        first_row += len(rollout.completions)
+        rows.sort(key=lambda row: -len(row[1]))  # alike lengths together: little padding
+        while rows:
+            space = max_tokens - len(rollout.prompt_token_ids)
+            size = max(1, space // len(rows[0][1]))
+            yield _collate(rollout.prompt_token_ids, rows[:size], pad_token_id)
+            rows = rows[size:]
 
 
-def _collate(sequences: Sequence[TokenSequence], pad_token_id: int) -> MicroBatch:
-    num_positions = max(len(sequence) for sequence in sequences)
-    num_targets = max(len(sequence.completion) for sequence in sequences)
-    input_ids = torch.full((len(sequences), num_positions), pad_token_id)
-    targets = torch.full((len(sequences), num_targets), pad_token_id)
-    positions = torch.zeros_like(targets)
+def _collate(
+    prompt: tuple[int, ...], rows: Sequence[tuple[int, tuple[int, ...]]], pad_token_id: int
+) -> MicroBatch:
+    targets = torch.full((len(rows), len(rows[0][1])), pad_token_id)
     mask = torch.zeros_like(targets, dtype=torch.bool)
-    for i, sequence in enumerate(sequences):
-        length = len(sequence.completion)
-        input_ids[i, : len(sequence)] = torch.tensor(sequence.prompt + sequence.completion)
-        targets[i, :length] = torch.tensor(sequence.completion)
-        # The state at position p predicts the token at p + 1.
-        first = len(sequence.prompt) - 1
-        positions[i, :length] = torch.arange(first, first + length)
-        mask[i, :length] = True
-    rows = torch.tensor([sequence.row for sequence in sequences])
-    return MicroBatch(rows, input_ids, positions, targets, mask)
+    for i, (_, token_ids) in enumerate(rows):
+        targets[i, : len(token_ids)] = torch.tensor(token_ids)
+        mask[i, : len(token_ids)] = True
+    return MicroBatch(torch.tensor([row for row, _ in rows]), torch.tensor(prompt), targets, mask)

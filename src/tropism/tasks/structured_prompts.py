@@ -50,7 +50,7 @@ def _bullets(root: Field) -> str:
 
 
 def _schema(root: Field) -> str:
-    return json.dumps(json_schema(root))
+    return json.dumps(json_schema(root)["properties"])
 
 
 def _table(root: Field) -> str:
@@ -75,20 +75,21 @@ def _example(field: Field, draw: random.Random) -> Any:
 
 
 STYLES: Mapping[str, tuple[str, Callable[[Field], str] | None]] = {
-    "example": ("", None),
-    "bullets": (" The keys:\n{block}", _bullets),
-    "table": (" The keys:\n{block}", _table),
-    "prose": (" Here {block}.", _prose),
-    "schema": (" The schema is {block}", _schema),
+    "example": ("{request}", None),
+    "bullets": ("{request} The keys:\n{block}", _bullets),
+    "table": ("{request} The keys:\n{block}", _table),
+    "prose": ("{request} Here {block}.", _prose),
+    # Behind the request, a small model writes the schema down again.
+    "schema": ("JSON schema of the keys: {block}\n{request}", _schema),
 }
-"""Style -> (what follows the request, how its block is made; None: the example is the block)."""
+"""Style -> (how request and block stand, how the block is made; None: the example is the block)."""
 
 
 def render(
     style: str, noun: str, root: Field, *, should_show_example: bool, draw: random.Random
 ) -> tuple[str, str]:
     """The text of one prompt, and the block in it that shows the schema."""
-    tail, make_block = STYLES[style]
+    template, make_block = STYLES[style]
     example = json.dumps(_example(root, draw))
     if make_block is None:
         example = block = example.replace('"..."', "<text>")
@@ -98,4 +99,4 @@ def render(
     article = "an" if noun[0] in "aeiou" else "a"
     like = f" like {example}" if should_show_example else ""
     request = f"Make up {article} {noun}. Answer with one line of JSON{like} and nothing else."
-    return request + tail.format(block=block), block
+    return template.format(request=request, block=block), block

@@ -1,0 +1,45 @@
+"""The numbers of one step: columns of the ``steps`` table, and extras for TensorBoard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tropism.types import RolloutBatch
+
+if TYPE_CHECKING:
+    from tropism.update import Update
+
+
+def step_metrics(
+    batch: RolloutBatch, update: Update, *, has_reference: bool, trainable_params: int
+) -> dict[str, float | None]:
+    """What ``StepObserver.after_update`` is given; names with a slash are for TensorBoard alone.
+
+    Token means are over the completions that were trained on, in the first pass (before any step
+    on this rollout), except for the loss and the clip ratios, which are the last pass's.
+    ``reward_std`` is within groups, ``reward/batch_std`` over the whole rollout batch.
+    """
+    completions = batch.completions
+    lengths = [len(completion.token_ids) for completion in completions]
+    num_cut = sum(completion.finish_reason == "length" for completion in completions)
+    first, last = update.first, update.last
+    took_a_step = update.num_updates > 0
+    return {
+        "tokens": sum(lengths),
+        "loss": last.loss if took_a_step else None,
+        "reward": float(batch.rewards.mean()),
+        "reward_std": float(batch.rewards.view(-1, batch.group_size).std(dim=1).mean()),
+        "frac_reward_zero_std": float(batch.zero_variance.float().mean()),
+        "kl": first.mean("kl") if has_reference else None,
+        "entropy": first.mean("entropy") if took_a_step else None,
+        "grad_norm": update.grad_norm,
+        "lr": update.learning_rate,
+        "completion_length": sum(lengths) / len(lengths),
+        "clipped_ratio": num_cut / len(lengths),
+        "sampler_gap": first.mean("sampler_gap") if took_a_step else None,
+        "trainable_params": trainable_params,
+        "num_updates": update.num_updates,
+        "clip_ratio/low_mean": last.mean("clipped_low") if took_a_step else None,
+        "clip_ratio/high_mean": last.mean("clipped_high") if took_a_step else None,
+        "reward/batch_std": float(batch.rewards.std()),
+    }
