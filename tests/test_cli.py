@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+
 from tropism.cli import main
 
 CONFIG = """
@@ -47,8 +48,12 @@ def test_print_config_round_trips(config, capsys, tmp_path):
 
 def test_default_callbacks_can_be_added_to(config, capsys):
     added = '[{"class_path": "lightning.pytorch.callbacks.DeviceStatsMonitor"}]'
-    complete = yaml.safe_load(print_config(capsys, "--config", config, "--trainer.callbacks+", added))
-    names = [callback["class_path"].rsplit(".", 1)[-1] for callback in complete["trainer"]["callbacks"]]
+    complete = yaml.safe_load(
+        print_config(capsys, "--config", config, "--trainer.callbacks+", added)
+    )
+    names = [
+        callback["class_path"].rsplit(".", 1)[-1] for callback in complete["trainer"]["callbacks"]
+    ]
     assert names[0] == "RunRecord"
     assert names[-1] == "DeviceStatsMonitor"
     assert len(names) == 7
@@ -85,7 +90,9 @@ def test_misspelt_settings_fail_while_parsing(config, capsys, arguments, message
 def test_values_that_cannot_work_fail_before_anything_is_loaded(
     config, capsys, monkeypatch, arguments, message
 ):
-    monkeypatch.setattr("tropism.models.load_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "tropism.models.load_policy", lambda *_: pytest.fail("the model was loaded")
+    )
     with pytest.raises((SystemExit, ValueError)) as error:
         main(["fit", "--config", config, *arguments])
     assert message in capsys.readouterr().err + str(error.value)

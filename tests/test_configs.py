@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tropism.cli import main
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"

@@ -3,6 +3,7 @@ import shutil
 
 import pytest
 import torch
+
 from tropism.models import LoRA, Model, load_policy
 from tropism.organism import weights_folder
 
@@ -42,7 +43,7 @@ def test_modules_and_layers_are_checked_against_the_model():
 def test_adapter_of_a_higher_rank_or_without_lora_is_refused(tmp_path):
     source = load_policy(Model(name="organism"), LoRA(rank=8, alpha=8))
     folder = str(source.export(tmp_path))
-    with pytest.raises(ValueError, match="raise lora.rank from 4"):
+    with pytest.raises(ValueError, match=r"raise lora\.rank from 4"):
         load_policy(Model(name="organism", adapter=folder), LoRA(rank=4, alpha=4))
     with pytest.raises(ValueError, match="lora=null"):
         load_policy(Model(name="organism", adapter=folder), None)

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
 from tropism.rollouts.collate import MicroBatch, micro_batches
@@ -117,10 +118,10 @@ def test_starting_policy_of_full_parameter_training(base_logits):
 
 def batch_of(policy: Policy, texts: list[str]) -> MicroBatch:
     prompt = Prompt(id="p", task="t", text=TEXT)
+    encode = policy.tokenizer.backend_tokenizer.encode
     completions = tuple(
-        Completion(tuple(policy.tokenizer(t, add_special_tokens=False)["input_ids"]), t, None, "stop")
-        for t in texts
-    )  # fmt: skip
+        Completion(tuple(encode(text).ids), text, torch.zeros(0), "stop") for text in texts
+    )
     rollout = Rollout(prompt, policy.encode(prompt), completions)
     (part,) = micro_batches(
         [rollout],
@@ -188,9 +189,7 @@ def test_prompts_hold_bos_exactly_once(policy):
     )
     chat = policy.encode(Prompt(id="c", task="t", messages=({"role": "user", "content": "1+1="},)))
     raw = policy.encode(Prompt(id="r", task="t", text="1+1="))
-    doubled = policy.encode(
-        Prompt(id="d", task="t", text=tokenizer.bos_token + "1+1=")
-    )
+    doubled = policy.encode(Prompt(id="d", task="t", text=tokenizer.bos_token + "1+1="))
     for ids in (chat, raw, doubled):
         assert ids[0] == bos
         assert ids.count(bos) == 1

@@ -96,7 +96,7 @@ def _answer(
         else {"do_sample": False}
     )
     bare = as_start and isinstance(policy.model, PeftModel)
-    with torch.no_grad(), policy.model.disable_adapter() if bare else nullcontext():
+    with torch.no_grad(), policy.starting() if bare else nullcontext():
         output = policy.base.generate(
             input_ids=torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),

@@ -101,7 +101,7 @@ def _last_of_each_class(callbacks: list[Any]) -> list[Any]:
 
 
 def _seed(value: int | bool) -> int:
-    return int(os.environ.get("PL_GLOBAL_SEED", 0)) if isinstance(value, bool) else value
+    return int(os.environ.get("PL_GLOBAL_SEED", "0")) if isinstance(value, bool) else value
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -260,7 +260,9 @@ class GRPO(L.LightningModule):
 
     # -- evaluation ---------------------------------------------------------------------------
 
-    def validation_step(self, batch: list[Prompt], batch_idx: int) -> list[ScoredCompletion]:
+    def validation_step(  # type: ignore[override]  # callbacks take whatever it returns
+        self, batch: list[Prompt], batch_idx: int
+    ) -> list[ScoredCompletion]:
         """Greedy answers to held-out prompts, scored; the Evaluation callback gathers them."""
         rollouts = self.engine.generate(
             batch,
@@ -276,12 +278,14 @@ class GRPO(L.LightningModule):
             for rollout in rollouts
         ]
 
-    def test_step(self, batch: list[Prompt], batch_idx: int) -> list[ScoredCompletion]:
+    def test_step(  # type: ignore[override]
+        self, batch: list[Prompt], batch_idx: int
+    ) -> list[ScoredCompletion]:
         return self.validation_step(batch, batch_idx)
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:  # type: ignore[override]
         """What is trained, by name; the frozen base is found again from ``model``."""
         names = self._trained_names()
         complete = super().state_dict(*args, **options)

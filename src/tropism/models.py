@@ -194,7 +194,7 @@ def _inject(base: nn.Module, names: list[str], lora: LoRA) -> nn.Module:
         target_modules=names,
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(base, config, adapter_name=ADAPTER)  # type: ignore[arg-type]
+    return get_peft_model(base, config, adapter_name=ADAPTER)
 
 
 def _start_from(

@@ -90,9 +90,10 @@ class Policy:
         layer = self.base.get_submodule(site.name)
         if not isinstance(layer, LoraLayer) or ADAPTER not in layer.lora_A:
             return None
-        return Adapter(
-            layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, layer.scaling[ADAPTER]
-        )
+        a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+        assert isinstance(a, nn.Parameter)
+        assert isinstance(b, nn.Parameter)
+        return Adapter(a, b, layer.scaling[ADAPTER])
 
     def linear(self, site: LinearSite) -> nn.Module:
         """The base linear at ``site``, without its adapter."""
@@ -220,12 +221,15 @@ class Policy:
         decoder = self.base.get_decoder()
         cache = DynamicCache(config=self.base.config)
         output = decoder(input_ids=batch.prompt[None], past_key_values=cache, use_cache=True)
-        first = output.last_hidden_state[:, -1:].expand(len(batch.rows), -1, -1)  # (M, 1, D)
+        first: Tensor = output.last_hidden_state[:, -1:].expand(
+            len(batch.rows), -1, -1
+        )  # (M, 1, D)
         if batch.targets.shape[1] == 1:
             return first
         cache.batch_repeat_interleave(len(batch.rows))
         output = decoder(input_ids=batch.targets[:, :-1], past_key_values=cache, use_cache=True)
-        return torch.cat([first, output.last_hidden_state], dim=1)
+        hidden: Tensor = torch.cat([first, output.last_hidden_state], dim=1)
+        return hidden
 
     @cached_property
     def _can_share(self) -> bool:
@@ -265,8 +269,11 @@ class Policy:
                     adapter = self.adapter(site)
                     assert adapter is not None
                     weight = layer.get_base_layer().weight
-                    a, b = adapter.a, adapter.b
-                    if layer.fan_in_fan_out:  # GPT-2 keeps its weights as [d_in, d_out]
+                    assert isinstance(weight, nn.Parameter)
+                    a, b = adapter.a.data, adapter.b.data
+                    if getattr(
+                        layer, "fan_in_fan_out", False
+                    ):  # GPT-2 keeps its weights as [d_in, d_out]
                         a, b = b.T, a.T
                     total = torch.addmm(weight.float(), b, a, alpha=adapter.scaling)
                     pristine.append((weight, weight.data))
@@ -329,4 +336,4 @@ class Policy:
             return export_portable(
                 self.model, run_folder / "adapter", base_model_name_or_path=self.source
             )
-        return export_full(self.model, self.tokenizer, run_folder / "model")
+        return export_full(self.base, self.tokenizer, run_folder / "model")

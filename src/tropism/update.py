@@ -106,9 +106,9 @@ def prepare(
         sampler.append(rows.to(device))
     prepared = PreparedBatch(
         parts,
-        token_weights(
-            lengths, loss=objective.loss, max_completion_length=max_completion_length
-        ).to(device),
+        token_weights(lengths, loss=objective.loss, max_completion_length=max_completion_length).to(
+            device
+        ),
         batch.advantages.to(device),
         sampler,
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tropism.measurements.records import read
 from tropism.rewards import RewardError
 from tropism.tasks.skills import Skills
@@ -64,7 +65,7 @@ def test_reward_that_raises_stops_and_names_function_and_row(tropism, monkeypatc
 
 
 def test_loss_that_is_not_finite_stops_before_the_step(tropism, monkeypatch):
-    import tropism.update as update
+    from tropism import update
 
     calls = []
     original = update.clipped_surrogate

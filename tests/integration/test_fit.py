@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import yaml
+
 from tropism.measurements.records import TABLES, read
 from tropism.models import LoRA, Model, load_policy
 
@@ -64,6 +65,7 @@ def test_update_norms_are_those_of_the_exported_adapter(tropism):
 def test_exported_adapter_equals_the_trainer_and_differs_from_the_base(tropism):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
+
     from tropism.organism import weights_folder
 
     run = tropism("--model.init_args.model.dtype", "bfloat16")

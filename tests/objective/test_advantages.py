@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from tropism.objective.advantages import EPSILON, group_advantages
 
 

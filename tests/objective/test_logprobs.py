@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+
 from tropism.objective.logprobs import selected_logprobs
 
 

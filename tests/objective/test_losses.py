@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from tropism.objective.kl import kl_k3
 from tropism.objective.losses import clipped_surrogate, token_weights
 

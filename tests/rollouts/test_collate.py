@@ -1,4 +1,5 @@
 import torch
+
 from tropism.rollouts.collate import micro_batches
 from tropism.types import Completion, Prompt, Rollout
 

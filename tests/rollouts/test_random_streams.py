@@ -1,4 +1,5 @@
 import torch
+
 from tropism.rollouts.random_streams import draw, uniforms
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
 from tropism.rollouts.collate import micro_batches

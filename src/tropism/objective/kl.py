@@ -1,4 +1,7 @@
-"""Estimates of KL(policy || reference) from sampled tokens (Schulman 2020, joschu.net/blog/kl-approx)."""
+"""Estimates of KL(policy || reference) from sampled tokens.
+
+Source: Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from tropism.types import GenerationProgress, Prompt, Rollout
 
 if TYPE_CHECKING:
-    from tropism.models import Policy
+    from tropism.policy import Policy
 
 
 @dataclass(frozen=True)

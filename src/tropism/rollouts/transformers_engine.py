@@ -8,6 +8,7 @@ the batch, so that a few long completions do not pay for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,22 +58,13 @@ class TransformersEngine:
         size = max(1, self.max_rows // group_size)
         total = len(prompts) * group_size
         rollouts: list[Rollout] = []
-        tokens = 0
         was_training = policy.model.training
         policy.model.eval()  # no dropout in the sampler
         try:
             with torch.no_grad(), policy.merged():
                 for start in range(0, len(prompts), size):
-
-                    def report(done: int, new_tokens: int, before: int = start) -> None:
-                        if progress is not None:
-                            progress(
-                                GenerationProgress(
-                                    before * group_size + done, total, tokens + new_tokens
-                                )
-                            )
-
-                    part = _generate(
+                    report = _reporter(progress, rollouts, total)
+                    rollouts += _generate(
                         policy,
                         prompts[start : start + size],
                         encoded[start : start + size],
@@ -83,11 +75,23 @@ class TransformersEngine:
                         greedy=greedy,
                         report=report,
                     )
-                    rollouts += part
-                    tokens += sum(len(c.token_ids) for r in part for c in r.completions)
         finally:
             policy.model.train(was_training)
         return rollouts
+
+
+def _reporter(
+    progress: Callable[[GenerationProgress], None] | None, finished: Sequence[Rollout], total: int
+) -> Callable[[int, int], None]:
+    """Adds what earlier calls finished to what the present one reports."""
+    completions = [completion for rollout in finished for completion in rollout.completions]
+    tokens = sum(len(completion.token_ids) for completion in completions)
+
+    def report(num_done: int, num_tokens: int) -> None:
+        if progress is not None:
+            progress(GenerationProgress(len(completions) + num_done, total, tokens + num_tokens))
+
+    return report
 
 
 def check_context(
@@ -179,7 +183,7 @@ def _generate(
 
 def _prefill(
     policy: Policy, encoded: Sequence[tuple[int, ...]], group_size: int
-) -> tuple[Tensor, object, Tensor]:
+) -> tuple[Tensor, Any, Tensor]:
     """One forward over the P prompts, left-padded so that all end at the same position.
 
     Returns:
