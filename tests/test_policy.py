@@ -7,8 +7,8 @@ import torch
 
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
-from tropism.rollouts.collate import MicroBatch, micro_batches
-from tropism.types import Completion, Prompt, Rollout
+from tropism.rollouts.collate import micro_batches
+from tropism.types import Completion, MicroBatch, Prompt, Rollout
 
 LORA = LoRA(rank=4, alpha=8)
 MODEL = Model(name="organism", dtype="float32")

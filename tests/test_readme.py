@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from tropism.measurements import metrics
 from tropism.measurements.records import TABLES
 
@@ -47,8 +48,9 @@ def test_every_dependency_has_its_reason():
 
 
 def test_classes_that_it_names_exist():
-    from tropism.cli import DEFAULT_CALLBACKS
     import importlib
+
+    from tropism.cli import DEFAULT_CALLBACKS
 
     paths = set(re.findall(r"`(tropism\.[\w.]+\.[A-Z]\w+)`", TEXT))
     paths |= {callback["class_path"] for callback in DEFAULT_CALLBACKS}

@@ -22,7 +22,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from tropism.measurements.step_metrics import step_metrics
+from tropism.measurements.step_metrics import Update, step_metrics
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.advantages import group_advantages
 from tropism.objective.settings import Objective
@@ -40,7 +40,7 @@ from tropism.types import (
     ScoredCompletion,
     StepObserver,
 )
-from tropism.update import NonFiniteError, Update, accumulate_gradients, prepare
+from tropism.update import NonFiniteError, accumulate_gradients, prepare
 
 
 class GRPO(L.LightningModule):

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -20,12 +20,10 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from tropism.lora.export import export_full, export_portable
+from tropism.lora.views import View
 from tropism.measurements.layer_names import LinearSite
 from tropism.objective.logprobs import selected_logprobs
-from tropism.types import Prompt
-
-if TYPE_CHECKING:
-    from tropism.rollouts.collate import MicroBatch
+from tropism.types import MicroBatch, Prompt
 
 ADAPTER = "default"
 
@@ -256,36 +254,14 @@ class Policy:
 
     @contextmanager
     def merged(self) -> Iterator[None]:
-        """The base holds W_0 + scaling * B A while inside; for sampling only.
-
-        The sum is made in fp32 from the pristine W_0 and cast once; it stands in the place of
-        W_0 and W_0 itself is never written, so that no number of syncs can drift it.
-        """
-        pristine: list[tuple[nn.Parameter, Tensor]] = []
-        disabled: list[LoraLayer] = []
-        try:
+        """The base holds W_0 + scaling * B A while inside; for sampling only."""
+        with View() as view:
             with torch.no_grad():
                 for site, layer in self._lora_layers():
                     adapter = self.adapter(site)
                     assert adapter is not None
-                    weight = layer.get_base_layer().weight
-                    assert isinstance(weight, nn.Parameter)
-                    a, b = adapter.a.data, adapter.b.data
-                    if getattr(
-                        layer, "fan_in_fan_out", False
-                    ):  # GPT-2 keeps its weights as [d_in, d_out]
-                        a, b = b.T, a.T
-                    total = torch.addmm(weight.float(), b, a, alpha=adapter.scaling)
-                    pristine.append((weight, weight.data))
-                    disabled.append(layer)
-                    weight.data = total.to(weight.dtype)
-                    layer._disable_adapters = True
+                    view.merge(layer, adapter.a.data, adapter.b.data, adapter.scaling)
             yield
-        finally:
-            for weight, data in pristine:
-                weight.data = data
-            for layer in disabled:
-                layer._disable_adapters = False
 
     def keep_starting_weights(self) -> None:
         """Keep a copy of full-parameter weights, so that ``starting`` can show them."""
@@ -297,38 +273,20 @@ class Policy:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """The policy as it was before training while inside: the KL reference.
-
-        Flips only each layer's own switch, or its data: PEFT's ``disable_adapter`` also changes
-        which parameters are trainable. Must not be entered between a forward and its backward.
-        """
-        swapped: list[tuple[nn.Parameter, Tensor]] = []
-        disabled: list[LoraLayer] = []
-
-        def show(parameter: nn.Parameter, data: Tensor) -> None:
-            swapped.append((parameter, parameter.data))
-            parameter.data = data.to(parameter.device)
-
-        try:
-            if self.uses_lora:
-                for site, layer in self._lora_layers():
-                    start, adapter = self.starting_adapter(site), self.adapter(site)
-                    if start is None or adapter is None:
-                        disabled.append(layer)
-                        layer._disable_adapters = True
-                    else:
-                        show(adapter.a, start[0])
-                        show(adapter.b, start[1])
-            else:
+        """The policy as it was before training while inside: the KL reference."""
+        with View() as view:
+            for site, layer in self._lora_layers():
+                start, adapter = self.starting_adapter(site), self.adapter(site)
+                if start is None or adapter is None:
+                    view.disable(layer)
+                else:
+                    view.show(adapter.a, start[0])
+                    view.show(adapter.b, start[1])
+            if not self.uses_lora:
                 assert self._starting_weights is not None, "keep_starting_weights() comes first"
                 for name, parameter in self.named_trainable().items():
-                    show(parameter, self._starting_weights[name])
+                    view.show(parameter, self._starting_weights[name])
             yield
-        finally:
-            for parameter, data in swapped:
-                parameter.data = data
-            for layer in disabled:
-                layer._disable_adapters = False
 
     def export(self, run_folder: Path) -> Path:
         """Write ``adapter/`` (loads with stock PEFT), or ``model/`` for full-parameter runs."""

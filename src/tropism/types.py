@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from tropism.grpo import GRPO
@@ -117,6 +118,32 @@ class RolloutBatch:
     def completions(self) -> list[Completion]:
         """All B completions in row order."""
         return [c for rollout in self.rollouts for c in rollout.completions]
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Some completions of one prompt, ready for one forward.
+
+    Args:
+        rows: [M] indices into the rollout batch.
+        prompt: [S] prompt tokens.
+        targets: [M, T] completion tokens, right-padded.
+        mask: [M, T] bool, True on completion tokens (EOS included).
+    """
+
+    rows: Tensor
+    prompt: Tensor
+    targets: Tensor
+    mask: Tensor
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same micro-batch on ``device``."""
+        return MicroBatch(
+            self.rows.to(device),
+            self.prompt.to(device),
+            self.targets.to(device),
+            self.mask.to(device),
+        )
 
 
 @dataclass(frozen=True)

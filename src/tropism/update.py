@@ -8,44 +8,17 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tropism.measurements.step_metrics import Sums
 from tropism.objective.kl import kl_k3
 from tropism.objective.losses import clipped_surrogate, token_weights
 from tropism.objective.settings import Objective
 from tropism.policy import Policy
-from tropism.rollouts.collate import MicroBatch, micro_batches
-from tropism.types import RolloutBatch
+from tropism.rollouts.collate import micro_batches
+from tropism.types import MicroBatch, RolloutBatch
 
 
 class NonFiniteError(RuntimeError):
     """A loss or gradient that is not a finite number; raised before the optimizer steps."""
-
-
-@dataclass
-class Sums:
-    """Sums over completion tokens; means are taken last."""
-
-    loss: float = 0.0
-    tokens: int = 0
-    entropy: float = 0.0
-    kl: float = 0.0
-    sampler_gap: float = 0.0
-    clipped_low: int = 0
-    clipped_high: int = 0
-
-    def mean(self, name: str) -> float:
-        """Per completion token."""
-        return float(getattr(self, name)) / max(self.tokens, 1)
-
-
-@dataclass
-class Update:
-    """What one rollout batch did to the policy."""
-
-    learning_rate: float
-    num_updates: int = 0
-    grad_norm: float | None = None
-    first: Sums = field(default_factory=Sums)
-    last: Sums = field(default_factory=Sums)
 
 
 @dataclass

@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from tropism.types import RolloutBatch
 
-if TYPE_CHECKING:
-    from tropism.update import Update
+
+@dataclass
+class Sums:
+    """Sums over completion tokens; means are taken last."""
+
+    loss: float = 0.0
+    tokens: int = 0
+    entropy: float = 0.0
+    kl: float = 0.0
+    sampler_gap: float = 0.0
+    clipped_low: int = 0
+    clipped_high: int = 0
+
+    def mean(self, name: str) -> float:
+        """Per completion token."""
+        return float(getattr(self, name)) / max(self.tokens, 1)
+
+
+@dataclass
+class Update:
+    """What one rollout batch did to the policy."""
+
+    learning_rate: float
+    num_updates: int = 0
+    grad_norm: float | None = None
+    first: Sums = field(default_factory=Sums)
+    last: Sums = field(default_factory=Sums)
 
 
 def step_metrics(

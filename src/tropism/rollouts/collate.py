@@ -8,38 +8,11 @@ sees a pad, so that no mask and no position shift is needed, for any decoder fam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tropism.types import Rollout
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Some completions of one prompt, ready for one forward.
-
-    Args:
-        rows: [M] indices into the rollout batch.
-        prompt: [S] prompt tokens.
-        targets: [M, T] completion tokens, right-padded.
-        mask: [M, T] bool, True on completion tokens (EOS included).
-    """
-
-    rows: Tensor
-    prompt: Tensor
-    targets: Tensor
-    mask: Tensor
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """The same micro-batch on ``device``."""
-        return MicroBatch(
-            self.rows.to(device),
-            self.prompt.to(device),
-            self.targets.to(device),
-            self.mask.to(device),
-        )
+from tropism.types import MicroBatch, Rollout
 
 
 def micro_batches(

@@ -1,0 +1,62 @@
+"""The same layers in another light, for as long as a block lasts.
+
+A ``View`` shows other data in a parameter's place, or switches a layer's adapter off, and gives
+back exactly what was there, also after an exception. Nothing is ever written into the tensors
+that it hides: the base cannot drift, and what trains is untouched.
+
+PEFT's own ``disable_adapter`` also changes which parameters are trainable (peft#3447), and its
+``merge``/``unmerge`` add to and subtract from the base in its own precision (trl#6688).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+
+class View:
+    """A context that undoes what was shown in it. Never entered between forward and backward."""
+
+    def __init__(self) -> None:
+        self._hidden: list[tuple[nn.Parameter, Tensor]] = []
+        self._disabled: list[LoraLayer] = []
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for parameter, data in reversed(self._hidden):
+            parameter.data = data
+        for layer in self._disabled:
+            layer._disable_adapters = False
+
+    def show(self, parameter: nn.Parameter, data: Tensor) -> None:
+        """Let ``parameter`` hold ``data`` until the block ends."""
+        self._hidden.append((parameter, parameter.data))
+        parameter.data = data.to(parameter.device)
+
+    def disable(self, layer: LoraLayer) -> None:
+        """Let ``layer`` be its base alone until the block ends."""
+        self._disabled.append(layer)
+        layer._disable_adapters = True
+
+    def merge(self, layer: LoraLayer, a: Tensor, b: Tensor, scaling: float) -> None:
+        """Let the base of ``layer`` hold W_0 + scaling * b @ a, its adapter off.
+
+        The sum is made in fp32 from the pristine W_0 and cast once.
+        """
+        weight = layer.get_base_layer().weight
+        assert isinstance(weight, nn.Parameter)
+        if getattr(layer, "fan_in_fan_out", False):  # GPT-2 keeps its weights as [d_in, d_out]
+            a, b = b.T, a.T
+        total = torch.addmm(weight.data.float(), b, a, alpha=scaling)
+        self.show(weight, total.to(weight.dtype))
+        self.disable(layer)
