@@ -63,8 +63,8 @@ def load_run(run: Path, *, max_new_tokens: int, temperature: float) -> tuple[Ans
     arguments = yaml.safe_load(config_file.read_text(encoding="utf-8"))["model"]["init_args"]
     settings = Model(**arguments["model"])
 
-    def answer_with(policy: Policy, *, as_start: bool = False) -> Answer:
-        return lambda prompt: _answer(policy, prompt, as_start, max_new_tokens, temperature)
+    def answer_with(policy: Policy, *, is_base: bool = False) -> Answer:
+        return lambda prompt: _answer(policy, prompt, is_base, max_new_tokens, temperature)
 
     if arguments["lora"] is not None:
         exported = run / "adapter"
@@ -72,7 +72,7 @@ def load_run(run: Path, *, max_new_tokens: int, temperature: float) -> tuple[Ans
         lora = LoRA(**{**arguments["lora"], "dropout": 0.0})
         tuned = load_policy(replace(settings, adapter=str(exported)), lora)
         base = tuned if settings.adapter is None else load_policy(settings, lora)
-        return answer_with(base, as_start=base is tuned), answer_with(tuned)
+        return answer_with(base, is_base=base is tuned), answer_with(tuned)
     _require(run / "model")
     tuned = load_policy(replace(settings, name=str(run / "model"), revision=None), None)
     return answer_with(load_policy(settings, None)), answer_with(tuned)
@@ -84,7 +84,7 @@ def _require(folder: Path) -> None:
 
 
 def _answer(
-    policy: Policy, prompt: Prompt, as_start: bool, max_new_tokens: int, temperature: float
+    policy: Policy, prompt: Prompt, is_base: bool, max_new_tokens: int, temperature: float
 ) -> str:
     import torch
     from peft import PeftModel
@@ -95,8 +95,10 @@ def _answer(
         if temperature > 0
         else {"do_sample": False}
     )
-    bare = as_start and isinstance(policy.model, PeftModel)
-    with torch.no_grad(), policy.starting() if bare else nullcontext():
+    model = policy.model
+    # The policy here *started* from the tuned adapter: its base is what no adapter gives.
+    bare = model.disable_adapter() if is_base and isinstance(model, PeftModel) else nullcontext()
+    with torch.no_grad(), bare:
         output = policy.base.generate(
             input_ids=torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),

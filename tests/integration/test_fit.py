@@ -163,13 +163,35 @@ def test_validate_and_test_score_without_training(tropism, capsys):
 
 
 def test_chat_answers_as_base_and_as_tuned(tropism, capsys):
+    from tropism.chat import load_run
     from tropism.cli import main
+    from tropism.rollouts.engine import Sampling
+    from tropism.rollouts.transformers_engine import TransformersEngine
+    from tropism.types import Prompt
 
     run = tropism("--model.init_args.optimizer.learning_rate", "0.05")
+    prompts = [
+        Prompt(id=text, task="t", messages=({"role": "user", "content": text},))
+        for text in ("12+30=", "reverse: cab", "name=bob age=7")
+    ]
+
+    def greedy(adapter: str | None) -> list[str]:
+        policy = load_policy(
+            Model(name="organism", dtype="float32", adapter=adapter), LoRA(rank=4, alpha=8)
+        )
+        engine = TransformersEngine()
+        engine.bind(policy)
+        options = {"group_size": 1, "seed": 0, "rollout": 0, "greedy": True}
+        rollouts = engine.generate(prompts, sampling=Sampling(max_new_tokens=8), **options)
+        return [rollout.completions[0].text for rollout in rollouts]
+
+    base, tuned = load_run(run, max_new_tokens=8, temperature=0.0)
+    assert [base(prompt) for prompt in prompts] == greedy(None)
+    assert [tuned(prompt) for prompt in prompts] == greedy(str(run / "adapter"))
+    assert greedy(None) != greedy(str(run / "adapter"))
+
     capsys.readouterr()
     main(["chat", "--run", str(run), "--prompt", "12+30=", "--max_new_tokens", "8"])
-    out = capsys.readouterr().out
-    assert "base" in out
-    assert "tuned" in out
+    assert "tuned" in capsys.readouterr().out
     with pytest.raises(ValueError, match="did you mean"):
         main(["chat", "--run", str(run.parent), "--prompt", "x"])
