@@ -84,7 +84,7 @@ def test_merged_gives_the_base_back_after_an_exception(policy):
 def test_starting_policy_is_the_base_and_trainability_does_not_move(policy, base_logits):
     trainable = {n for n, p in policy.model.named_parameters() if p.requires_grad}
     tuned = logits(policy)
-    with policy.starting():
+    with policy.reference():
         torch.testing.assert_close(logits(policy), base_logits, rtol=0, atol=0)
     torch.testing.assert_close(logits(policy), tuned, rtol=0, atol=0)
     assert trainable == {n for n, p in policy.model.named_parameters() if p.requires_grad}
@@ -100,20 +100,33 @@ def test_starting_policy_of_a_run_from_an_adapter_is_that_adapter(policy, tmp_pa
     start = logits(again)
     randomise(again, scale=0.2)
     assert (logits(again) - start).abs().max() > 0.1
-    with again.starting():
+    with again.reference():
         torch.testing.assert_close(logits(again), start, rtol=0, atol=0)
 
 
 def test_starting_policy_of_full_parameter_training(base_logits):
     policy = load_policy(MODEL, None)
     assert set(policy.named_trainable()) == {n for n, _ in policy.model.named_parameters()}
-    policy.keep_starting_weights()
+    policy.keep_reference()
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
     assert (logits(policy) - base_logits).abs().max() > 0.1
-    with policy.starting():
+    with policy.reference():
         torch.testing.assert_close(logits(policy), base_logits, rtol=0, atol=0)
+
+
+def test_a_refreshed_reference_is_the_policy_of_that_moment(policy):
+    policy.keep_reference()
+    kept, state = logits(policy), policy.reference_state()
+    randomise(policy, scale=0.3)
+    assert (logits(policy) - kept).abs().max() > 0.1
+    with policy.reference():
+        torch.testing.assert_close(logits(policy), kept, rtol=0, atol=0)
+    resumed = load_policy(MODEL, LORA)
+    resumed.load_reference_state(state)
+    with resumed.reference():
+        torch.testing.assert_close(logits(resumed), kept, rtol=0, atol=0)
 
 
 def batch_of(policy: Policy, texts: list[str]) -> MicroBatch:

@@ -12,9 +12,7 @@ How one step here differs from the textbook loop:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,20 +20,20 @@ import lightning as L
 import torch
 from torch import nn
 
+from tropism.experience import Experience
 from tropism.measurements.step_metrics import Update, step_metrics
 from tropism.models import LoRA, Model, load_policy
-from tropism.objective.advantages import group_advantages
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
 from tropism.policy import Policy
-from tropism.rewards import Rewards, component_tensors, score_completions
+from tropism.rewards import Rewards
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine, check_context
 from tropism.tasks.base import Task
+from tropism.timing import timed
 from tropism.types import (
     GenerationProgress,
     Prompt,
-    Rollout,
     RolloutBatch,
     ScoredCompletion,
     StepObserver,
@@ -127,8 +125,8 @@ class GRPO(L.LightningModule):
         if self.network is not None:
             return
         self.policy = load_policy(self.model_settings, self.lora)
-        if self.objective.beta > 0:
-            self.policy.keep_starting_weights()
+        if self.objective.beta > 0 and not self.policy.uses_lora:
+            self.policy.keep_reference()
         self.network = self.policy.model  # registers the parameters with Lightning
         self.engine.bind(self.policy)
 
@@ -148,8 +146,8 @@ class GRPO(L.LightningModule):
     # -- the step -----------------------------------------------------------------------------
 
     def training_step(self, batch: list[Prompt], batch_idx: int) -> None:
-        scored = self._roll_out(batch)
-        with _timed(scored.seconds, "probe"):
+        scored = self.experience.collect(batch, rollout=self.rollout)
+        with timed(scored.seconds, "probe"):
             for observer in self.observers:
                 observer.rollout_scored(self, scored)
         metrics = self._update(scored)
@@ -160,6 +158,9 @@ class GRPO(L.LightningModule):
         else:
             self.rollouts_without_signal += 1
         self.rollout += 1
+        refresh = self.objective.reference_every
+        if refresh is not None and self.rollout % refresh == 0:
+            self.policy.keep_reference()
         if self.rollouts_without_signal >= self.max_rollouts_without_signal:
             raise RuntimeError(
                 f"{self.rollouts_without_signal} rollouts in a row had no group with differing "
@@ -168,38 +169,19 @@ class GRPO(L.LightningModule):
                 "raise max_rollouts_without_signal)."
             )
 
-    def _roll_out(self, prompts: list[Prompt]) -> RolloutBatch:
-        seconds: dict[str, float] = {}
-        with _timed(seconds, "rollout"):
-            rollouts = self.engine.generate(
-                prompts,
-                group_size=self.group_size,
-                sampling=self.sampling,
-                seed=self.seed,
-                rollout=self.rollout,
-                progress=self._report_progress,
-            )
-        with _timed(seconds, "reward"):
-            components = component_tensors(
-                [scores for rollout in rollouts for scores in self._score(rollout)]
-            )
-            rewards = self.rewards.combine(components, group_size=self.group_size)
-        advantages = group_advantages(
-            rewards, group_size=self.group_size, scale=self.objective.scale
+    @property
+    def experience(self) -> Experience:
+        """Makes rollout batches with the weights and settings of now."""
+        return Experience(
+            engine=self.engine,
+            tasks=self.tasks,
+            rewards=self.rewards,
+            objective=self.objective,
+            sampling=self.sampling,
+            group_size=self.group_size,
+            seed=self.seed,
+            progress=self._report_progress,
         )
-        return RolloutBatch(
-            rollout=self.rollout,
-            rollouts=rollouts,
-            components=components,
-            rewards=rewards,
-            advantages=advantages.values,
-            zero_variance=advantages.zero_variance,
-            seconds=seconds,
-        )
-
-    def _score(self, rollout: Rollout) -> list[Mapping[str, float | None]]:
-        texts = [completion.text for completion in rollout.completions]
-        return score_completions(self.tasks, rollout.prompt, texts)
 
     def _report_progress(self, progress: GenerationProgress) -> None:
         for observer in self.observers:
@@ -209,7 +191,7 @@ class GRPO(L.LightningModule):
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
         update = Update(learning_rate=optimizer.param_groups[0]["lr"])
-        with _timed(batch.seconds, "train"):
+        with timed(batch.seconds, "train"):
             prepared = prepare(
                 batch,
                 self.policy,
@@ -221,7 +203,7 @@ class GRPO(L.LightningModule):
         if prepared.micro_batches:
             for observer in self.observers:
                 observer.before_update(self, batch)
-        with _timed(batch.seconds, "train"):
+        with timed(batch.seconds, "train"):
             for _ in range(self.objective.num_iterations if prepared.micro_batches else 0):
                 optimizer.zero_grad(set_to_none=True)
                 update.last = accumulate_gradients(
@@ -274,7 +256,9 @@ class GRPO(L.LightningModule):
             progress=self._report_progress,
         )
         return [
-            ScoredCompletion(rollout.prompt, rollout.completions[0], self._score(rollout)[0])
+            ScoredCompletion(
+                rollout.prompt, rollout.completions[0], self.experience.score(rollout)[0]
+            )
             for rollout in rollouts
         ]
 
@@ -328,19 +312,15 @@ class GRPO(L.LightningModule):
             "rollouts_without_signal": self.rollouts_without_signal,
             "reward_weights": self.rewards.state_dict(),
         }
+        if self.objective.reference_every is not None:
+            checkpoint["tropism"]["reference"] = self.policy.reference_state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
         state = checkpoint["tropism"]
         self.rollout = state["rollout"]
         self.rollouts_without_signal = state["rollouts_without_signal"]
+        if "reference" in state:
+            self.policy.load_reference_state(state["reference"])
         if self.tasks:  # none where a checkpoint is loaded outside a Trainer
             self.rewards.load_state_dict(state["reward_weights"])
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Add the wall time of the block to ``seconds[phase]``."""
-    start = time.perf_counter()
-    yield
-    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - start

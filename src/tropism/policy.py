@@ -2,7 +2,7 @@
 
 It knows which linears carry LoRA and with what intent, runs the training forward, and shows the
 same weights in two other lights without touching the trainable ones: *merged* for sampling, and
-as the *starting policy*, the reference of the KL term.
+as the *reference* of the KL term (the starting policy, unless it is refreshed).
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Policy:
         self.uses_lora = isinstance(model, PeftModel)
         self.base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         self._starting_adapters = dict(starting_adapters or {})
-        self._starting_weights: dict[str, Tensor] | None = None
+        self._reference = dict(self._starting_adapters)
+        self._reference_weights: dict[str, Tensor] | None = None
 
     # -- parameters ---------------------------------------------------------------------------
 
@@ -183,12 +184,13 @@ class Policy:
         return logits
 
     def completion_logprobs(
-        self, batch: MicroBatch, *, temperature: float
+        self, batch: MicroBatch, *, temperature: float, should_train_entropy: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the completion tokens and the entropy at each, under the policy.
 
         Returns:
-            Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first differentiable.
+            Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first is differentiable,
+            the second where ``should_train_entropy``.
         """
         hidden = self._hidden_after_shared_prompt(batch) if self._can_share else self._hidden(batch)
         logprobs, entropy = selected_logprobs(
@@ -196,6 +198,7 @@ class Policy:
             batch.targets[batch.mask],
             head=self.head,
             temperature=temperature,
+            should_train_entropy=should_train_entropy,
         )
         empty = torch.zeros(batch.mask.shape, device=hidden.device)
         return (
@@ -263,30 +266,50 @@ class Policy:
                     view.merge(layer, adapter.a.data, adapter.b.data, adapter.scaling)
             yield
 
-    def keep_starting_weights(self) -> None:
-        """Keep a copy of full-parameter weights, so that ``starting`` can show them."""
-        if not self.uses_lora and self._starting_weights is None:
-            self._starting_weights = {
+    def keep_reference(self) -> None:
+        """Keep the policy of now as the reference.
+
+        Without it the reference of a LoRA run is the starting policy, at no cost: the base, or the
+        adapter that the run started from. A full-parameter run needs it once, before training.
+        """
+        if self.uses_lora:
+            for site, _ in self._lora_layers():
+                adapter = self.adapter(site)
+                assert adapter is not None
+                self._reference[site.name] = (
+                    adapter.a.detach().clone(),
+                    adapter.b.detach().clone(),
+                )
+        else:
+            self._reference_weights = {
                 name: parameter.detach().clone()
                 for name, parameter in self.named_trainable().items()
             }
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
-        """The policy as it was before training while inside: the KL reference."""
+    def reference(self) -> Iterator[None]:
+        """The reference of the KL term while inside."""
         with View() as view:
             for site, layer in self._lora_layers():
-                start, adapter = self.starting_adapter(site), self.adapter(site)
-                if start is None or adapter is None:
+                kept, adapter = self._reference.get(site.name), self.adapter(site)
+                if kept is None or adapter is None:
                     view.disable(layer)
                 else:
-                    view.show(adapter.a, start[0])
-                    view.show(adapter.b, start[1])
+                    view.show(adapter.a, kept[0])
+                    view.show(adapter.b, kept[1])
             if not self.uses_lora:
-                assert self._starting_weights is not None, "keep_starting_weights() comes first"
+                assert self._reference_weights is not None, "keep_reference() comes first"
                 for name, parameter in self.named_trainable().items():
-                    view.show(parameter, self._starting_weights[name])
+                    view.show(parameter, self._reference_weights[name])
             yield
+
+    def reference_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of a reference that was refreshed."""
+        return {"adapters": self._reference, "weights": self._reference_weights}
+
+    def load_reference_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``reference_state`` gave."""
+        self._reference, self._reference_weights = dict(state["adapters"]), state["weights"]
 
     def export(self, run_folder: Path) -> Path:
         """Write ``adapter/`` (loads with stock PEFT), or ``model/`` for full-parameter runs."""

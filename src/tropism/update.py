@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tropism.measurements.step_metrics import Sums
-from tropism.objective.kl import kl_k3
-from tropism.objective.losses import clipped_surrogate, token_weights
+from tropism.objective.kl import kl_estimate
+from tropism.objective.losses import policy_loss, token_weights
+from tropism.objective.mismatch import mismatch_weights
 from tropism.objective.settings import Objective
 from tropism.policy import Policy
 from tropism.rollouts.collate import micro_batches
@@ -25,21 +27,27 @@ class NonFiniteError(RuntimeError):
 class PreparedBatch:
     """A rollout batch as micro-batches, with what stays fixed over its updates.
 
+    Lists hold one [M, T] tensor for each micro-batch.
+
     Args:
         micro_batches: Only rows that can have a gradient.
         weights: [B] weight of each token of a row, from *all* rows of the rollout.
         advantages: [B].
-        sampler_logprobs: one [M, T] a micro-batch.
-        old_logprobs: one [M, T] a micro-batch, filled by the first pass.
-        reference_logprobs: likewise, empty where beta is 0.
+        num_tokens: Tokens of all rows of the micro-batches.
+        sampler_logprobs: The engine's.
+        old_logprobs: The trainer's before any update, filled by the first pass.
+        reference_logprobs: Empty where beta is 0.
+        has_policy_gradient: Tokens that the policy term acts on; empty where it is all of them.
     """
 
     micro_batches: list[MicroBatch]
     weights: Tensor
     advantages: Tensor
+    num_tokens: int
     sampler_logprobs: list[Tensor]
     old_logprobs: list[Tensor] = field(default_factory=list)
     reference_logprobs: list[Tensor] = field(default_factory=list)
+    has_policy_gradient: list[Tensor] = field(default_factory=list)
 
 
 def prepare(
@@ -51,46 +59,77 @@ def prepare(
     temperature: float,
     max_tokens: int,
 ) -> PreparedBatch:
-    """Choose the rows to train on, collate them, and run the reference pass if there is one.
+    """Choose the rows to train on, collate them, and run the passes that need no gradient.
 
-    Rows whose advantage is 0 have no gradient unless a KL term pulls on them; they are left out
-    of every forward, while all denominators still count them.
+    Rows whose advantage is 0 have no gradient unless a KL term or an entropy bonus pulls on them;
+    they are left out of every forward, while all denominators still count them. Truncated rows
+    that are masked leave the denominators too.
     """
     completions = batch.completions
     lengths = torch.tensor([len(completion.token_ids) for completion in completions])
-    keep = batch.advantages != 0
-    if objective.beta > 0:
-        keep = torch.ones_like(keep)
+    counted = torch.tensor(
+        [not objective.mask_truncated or c.finish_reason == "stop" for c in completions]
+    )
+    keep = counted & (batch.advantages != 0)
+    if objective.beta > 0 or objective.entropy_bonus > 0:
+        keep = counted
     device = policy.device
     parts = [
         part.to(device)
         for part in micro_batches(
-            batch.rollouts,
-            keep=keep,
-            max_tokens=max_tokens,
-            pad_token_id=policy.pad_token_id,
+            batch.rollouts, keep=keep, max_tokens=max_tokens, pad_token_id=policy.pad_token_id
         )
     ]
-    sampler = []
-    for part in parts:
-        rows = torch.zeros(part.mask.shape)
-        for i, row in enumerate(part.rows.tolist()):
-            rows[i, : lengths[row]] = completions[row].sampler_logprobs
-        sampler.append(rows.to(device))
+    weights = token_weights(
+        lengths,
+        loss=objective.loss,
+        group_size=batch.group_size,
+        max_completion_length=max_completion_length,
+        counted=counted,
+    )
     prepared = PreparedBatch(
         parts,
-        token_weights(lengths, loss=objective.loss, max_completion_length=max_completion_length).to(
-            device
-        ),
+        weights.to(device),
         batch.advantages.to(device),
-        sampler,
+        int(lengths[keep].sum()),
+        [_sampler_logprobs(part, batch).to(device) for part in parts],
     )
-    if objective.beta > 0:
-        with torch.no_grad(), policy.starting():
-            for part in parts:
-                logprobs, _ = policy.completion_logprobs(part, temperature=temperature)
-                prepared.reference_logprobs.append(logprobs)
+    with torch.no_grad():
+        if objective.entropy_top_fraction < 1:
+            _choose_tokens(prepared, policy, objective, temperature)
+        if objective.beta > 0:
+            with policy.reference():
+                for part in parts:
+                    logprobs, _ = policy.completion_logprobs(part, temperature=temperature)
+                    prepared.reference_logprobs.append(logprobs)
     return prepared
+
+
+def _sampler_logprobs(part: MicroBatch, batch: RolloutBatch) -> Tensor:
+    completions = batch.completions
+    rows = torch.zeros(part.mask.shape)
+    for i, row in enumerate(part.rows.tolist()):
+        logprobs = completions[row].sampler_logprobs
+        rows[i, : len(logprobs)] = logprobs
+    return rows
+
+
+def _choose_tokens(
+    prepared: PreparedBatch, policy: Policy, objective: Objective, temperature: float
+) -> None:
+    """Find the tokens of the highest entropy over the whole rollout batch, in a pass of its own."""
+    entropies = []
+    for part in prepared.micro_batches:
+        logprobs, entropy = policy.completion_logprobs(part, temperature=temperature)
+        prepared.old_logprobs.append(logprobs)
+        entropies.append(entropy)
+    if not entropies:
+        return
+    masks = [part.mask for part in prepared.micro_batches]
+    every = torch.cat([e[mask] for e, mask in zip(entropies, masks, strict=True)])
+    num = max(1, round(objective.entropy_top_fraction * len(every)))
+    threshold = every.topk(num).values[-1]
+    prepared.has_policy_gradient = [entropy >= threshold for entropy in entropies]
 
 
 def accumulate_gradients(
@@ -109,25 +148,47 @@ def accumulate_gradients(
     sums = Sums()
     is_first = not prepared.old_logprobs
     for i, part in enumerate(prepared.micro_batches):
-        logprobs, entropy = policy.completion_logprobs(part, temperature=temperature)
+        logprobs, entropy = policy.completion_logprobs(
+            part, temperature=temperature, should_train_entropy=objective.entropy_bonus > 0
+        )
         if is_first:
             prepared.old_logprobs.append(logprobs.detach())
-        surrogate = clipped_surrogate(
+        term = policy_loss(
             logprobs,
             old_logprobs=prepared.old_logprobs[i],
             advantages=prepared.advantages[part.rows],
+            mask=part.mask,
+            loss=objective.loss,
             clip_low=objective.clip_low,
             clip_high=objective.clip_high,
+            dual_clip=objective.dual_clip,
+            sapo_temperatures=objective.sapo_temperatures,
         )
-        token_loss = surrogate.loss
+        low, high = objective.mismatch_range
+        token_loss = term.loss * mismatch_weights(
+            prepared.old_logprobs[i],
+            sampler_logprobs=prepared.sampler_logprobs[i],
+            mask=part.mask,
+            correction=objective.mismatch,
+            low=low,
+            high=high,
+        )
+        if prepared.has_policy_gradient:
+            token_loss = token_loss * prepared.has_policy_gradient[i]
         if prepared.reference_logprobs:
-            kl = kl_k3(logprobs, reference_logprobs=prepared.reference_logprobs[i])
+            kl = kl_estimate(
+                logprobs,
+                reference_logprobs=prepared.reference_logprobs[i],
+                estimator=objective.kl,
+            )
             token_loss = token_loss + objective.beta * kl
             sums.kl += float((kl.detach() * part.mask).sum())
-        weights = prepared.weights[part.rows, None] * part.mask  # (M, T)
-        loss = (token_loss * weights).sum()
+        loss = (token_loss * prepared.weights[part.rows, None] * part.mask).sum()
+        if objective.entropy_bonus > 0:
+            mean_entropy = (entropy * part.mask).sum() / prepared.num_tokens
+            loss = loss - objective.entropy_bonus * mean_entropy
         value = float(loss.detach())
-        if not torch.isfinite(loss.detach()):
+        if not math.isfinite(value):
             raise NonFiniteError(
                 f"the loss is {value} (rows {part.rows.tolist()} of the rollout). No step was "
                 "taken. Lower optimizer.learning_rate or max_grad_norm, and resume from the last "
@@ -137,8 +198,8 @@ def accumulate_gradients(
         gap = (logprobs.detach() - prepared.sampler_logprobs[i]).abs()
         sums.loss += value
         sums.tokens += int(part.mask.sum())
-        sums.entropy += float((entropy * part.mask).sum())
+        sums.entropy += float((entropy.detach() * part.mask).sum())
         sums.sampler_gap += float((gap * part.mask).sum())
-        sums.clipped_low += int((surrogate.clipped_low & part.mask).sum())
-        sums.clipped_high += int((surrogate.clipped_high & part.mask).sum())
+        sums.clipped_low += int((term.clipped_low & part.mask).sum())
+        sums.clipped_high += int((term.clipped_high & part.mask).sum())
     return sums

@@ -68,14 +68,14 @@ def test_loss_that_is_not_finite_stops_before_the_step(tropism, monkeypatch):
     from tropism import update
 
     calls = []
-    original = update.clipped_surrogate
+    original = update.policy_loss
 
     def poisoned(*args, **options):
         calls.append(1)
         result = original(*args, **options)
         return result._replace(loss=result.loss * float("nan")) if len(calls) > 2 else result
 
-    monkeypatch.setattr(update, "clipped_surrogate", poisoned)
+    monkeypatch.setattr(update, "policy_loss", poisoned)
     with pytest.raises(NonFiniteError, match="loss is nan"):
         tropism(
             f"{MODEL}.max_tokens_per_microbatch", "256",

@@ -195,3 +195,36 @@ def test_chat_answers_as_base_and_as_tuned(tropism, capsys):
     assert "tuned" in capsys.readouterr().out
     with pytest.raises(ValueError, match="did you mean"):
         main(["chat", "--run", str(run.parent), "--prompt", "x"])
+
+
+OBJECTIVES = [
+    {"loss": "gspo", "clip_low": "0.1", "clip_high": "0.1", "num_iterations": "2"},
+    {"loss": "cispo", "clip_high": "4", "mismatch": "token_truncate"},
+    {"loss": "sapo", "beta": "0.05", "kl": "k2", "reference_every": "2"},
+    {"loss": "bnpo", "mask_truncated": "true", "overlong_buffer": "4", "scale": "batch"},
+    {"aggregation": "normalize_then_sum", "entropy_bonus": "0.01", "entropy_top_fraction": "0.2"},
+    {"max_resamples": "2", "dual_clip": "3", "mismatch": "sequence_mask"},
+]
+
+
+@pytest.mark.parametrize("options", OBJECTIVES, ids="-".join)
+def test_every_option_of_the_objective_trains_from_the_command_line(tropism, options):
+    arguments = [f"--model.init_args.objective.{k}={v}" for k, v in options.items()]
+    run = tropism(*arguments)
+    steps = read(run, "steps")
+    assert len(steps) == 4
+    assert steps["step"].iloc[-1] > 0
+    assert steps["loss"].notna().any()
+
+
+def test_resume_keeps_a_refreshed_reference(tropism):
+    options = ["--model.init_args.objective.beta=0.5", "--trainer.callbacks+",
+               '{"class_path": "tropism_callbacks.Checkpoint", "init_args": '
+               '{"every_n_rollouts": 3, "keep": 9}}']  # fmt: skip
+    options.append("--model.init_args.objective.reference_every=2")
+    whole = tropism(*options)
+    resumed = tropism(*options, "--ckpt_path", str(whole / "checkpoints" / "rollout=000003.ckpt"))
+    one, two = read(whole, "steps"), read(resumed, "steps")
+    assert one["kl"].iloc[2] == pytest.approx(0, abs=1e-6)  # refreshed after rollout 1
+    assert one["kl"].iloc[3] > 0
+    assert two["kl"].iloc[-1] == one["kl"].iloc[3]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tropism.objective.advantages import EPSILON, group_advantages
+from tropism.objective.advantages import EPSILON, component_advantages, group_advantages
 
 
 def test_hand_computed_group_scaling():
@@ -45,3 +45,45 @@ def test_groups_do_not_mix():
 def test_sizes_that_make_no_groups_are_refused(group_size):
     with pytest.raises(ValueError, match=f"group_size={group_size}"):
         group_advantages(torch.rand(4), group_size=group_size)
+
+
+def test_scale_batch_divides_by_the_spread_of_all():
+    rewards = torch.tensor([0.0, 1.0, 3.0, 3.0])
+    result = group_advantages(rewards, group_size=2, scale="batch")
+    expected = 0.5 / (float(rewards.std()) + EPSILON)
+    assert result.values.tolist() == pytest.approx([-expected, expected, 0.0, 0.0])
+    assert result.zero_variance.tolist() == [False, True]
+
+
+def test_components_are_normalised_before_they_are_summed():
+    # A component in tenths counts as much as one in whole units.
+    components = {
+        "small": torch.tensor([0.0, 0.1, 0.0, 0.1]),
+        "large": torch.tensor([0.0, 1.0, 1.0, 0.0]),
+    }
+    weights = {"small": 1.0, "large": 1.0}
+    values = component_advantages(components, weights=weights, group_size=2).values
+    assert values[0] == pytest.approx(-values[1])
+    # In the second group the two disagree: they cancel, but for the 1e-4 in each denominator.
+    assert values[2:].abs().max() < 2e-3 * values[1]
+    only_large = component_advantages(
+        components, weights={"small": 0.0, "large": 1.0}, group_size=2
+    ).values
+    assert only_large.tolist() == pytest.approx([-0.8660, 0.8660, 0.8660, -0.8660], abs=1e-3)
+
+
+def test_component_advantages_equal_trls_formula_with_abstentions():
+    torch.manual_seed(0)
+    nan = float("nan")
+    components = {"a": torch.rand(8), "b": torch.rand(8)}
+    components["b"][[1, 6]] = nan
+    weights = {"a": 0.7, "b": 2.0}
+    total = torch.zeros(8)
+    for name, values in components.items():
+        groups = values.view(2, 4)
+        mean = groups.nanmean(dim=1, keepdim=True)
+        std = torch.stack([g[~g.isnan()].std() for g in groups])[:, None]
+        total += weights[name] * ((groups - mean) / (std + 1e-4)).nan_to_num(0.0).view(-1)
+    expected = (total - total.mean()) / (total.std() + 1e-4)
+    found = component_advantages(components, weights=weights, group_size=4).values
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

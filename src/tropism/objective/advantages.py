@@ -1,19 +1,22 @@
 """Group-relative advantages.
 
 GRPO (2402.03300, eq. 3) compares each completion with the others of its own prompt. ``scale``
-chooses what the difference is divided by: the group's standard deviation (GRPO), or nothing
-(Dr. GRPO, 2503.20783: dividing by it favours prompts that are almost solved or almost lost).
+chooses what the difference is divided by: the group's standard deviation (GRPO), the rollout
+batch's (REINFORCE++-like, 2501.03262), or nothing (Dr. GRPO, 2503.20783: dividing by the group's
+favours prompts that are almost solved or almost lost). With several reward components,
+``component_advantages`` normalises each before they are summed (GDPO, 2601.05242).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Scale = Literal["group", "none"]
+Scale = Literal["group", "batch", "none"]
 
 EPSILON = 1e-4
 """Added to the standard deviation, as TRL does: keeps an almost constant group finite."""
@@ -38,29 +41,83 @@ def group_advantages(
     Args:
         rewards: [B] in row order, prompt by prompt.
         group_size: G; the standard deviation is the unbiased one, over G - 1.
-        scale: ``group`` divides by the group's standard deviation + 1e-4, ``none`` by nothing.
+        scale: ``group`` divides by the group's standard deviation + 1e-4, ``batch`` by that of
+            all B rewards + 1e-4, ``none`` by nothing.
 
     Returns:
         Advantages [B], standard deviation within each group [P], and which groups [P] have
-        equal rewards throughout: their advantages are exactly 0.
+        equal rewards throughout: their advantages are exactly 0, whatever the scale.
 
     Raises:
         ValueError: G < 2, or B is not a multiple of it.
     """
+    groups = _groups(rewards, group_size)  # (P, G)
+    zero_variance = _is_constant(groups)  # (P,)
+    std = torch.where(zero_variance, 0.0, groups.std(dim=1))  # (P,)
+    centred = groups - groups.mean(dim=1, keepdim=True)
+    if scale == "group":
+        centred = centred / (std[:, None] + EPSILON)
+    elif scale == "batch":
+        centred = centred / (rewards.std() + EPSILON)
+    # A mean of equal floats can differ from them by rounding; no signal must mean exactly none.
+    values = torch.where(zero_variance[:, None], 0.0, centred)
+    return Advantages(values.reshape(-1), std, zero_variance)
+
+
+def component_advantages(
+    components: Mapping[str, Float[Tensor, " B"]],
+    *,
+    weights: Mapping[str, float],
+    group_size: int,
+) -> Advantages:
+    """Normalise each component within its group, sum by weight, normalise over the batch (GDPO).
+
+    A component with a small spread then counts as much as one with a large spread.
+
+    Args:
+        components: Name -> [B], NaN where a sample abstained: it then adds 0, its group's mean.
+        weights: Name -> weight.
+        group_size: G.
+
+    Returns:
+        Advantages [B]; standard deviation within each group [P] of the weighted sum of z-scores;
+        groups [P] in which no weighted component varies.
+
+    Raises:
+        ValueError: G < 2, or B is not a multiple of it.
+    """
+    total: Tensor | None = None
+    for name, values in components.items():
+        groups = _groups(values, group_size)
+        known = ~groups.isnan()
+        count = known.sum(dim=1, keepdim=True)
+        centred = torch.where(known, groups - groups.nanmean(dim=1, keepdim=True), 0.0)
+        std = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+        filled = torch.where(known, groups, groups.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
+        is_constant = _is_constant(filled)[:, None]
+        score = torch.where(is_constant, 0.0, centred / (std + EPSILON))
+        total = score * weights[name] + (0.0 if total is None else total)
+    if total is None:
+        raise ValueError("there is no reward component to normalise.")
+    zero_variance = (total == 0).all(dim=1)
+    values = total / (total.std() + EPSILON)  # each group's mean, and so the batch's, is 0
+    return Advantages(values.reshape(-1), total.std(dim=1), zero_variance)
+
+
+def _groups(rewards: Tensor, group_size: int) -> Tensor:
     if group_size < 2:
         raise ValueError(f"group_size={group_size}: a group needs at least 2 completions.")
     if rewards.numel() % group_size:
         raise ValueError(
             f"{rewards.numel()} rewards do not make whole groups of group_size={group_size}."
         )
-    groups = rewards.view(-1, group_size)  # (P, G)
+    return rewards.view(-1, group_size)
+
+
+def _is_constant(groups: Tensor) -> Tensor:
+    """[P] groups whose rewards are equal.
+
+    Sums that differ by rounding alone are equal: dividing by their spread would make it signal.
+    """
     spread = groups.amax(dim=1) - groups.amin(dim=1)
-    # Sums that differ by rounding alone are equal: dividing by their spread would make it signal.
-    zero_variance = spread <= EQUAL * groups.abs().amax(dim=1).clamp(min=1)  # (P,)
-    std = torch.where(zero_variance, 0.0, groups.std(dim=1))  # (P,)
-    centred = groups - groups.mean(dim=1, keepdim=True)
-    if scale == "group":
-        centred = centred / (std[:, None] + EPSILON)
-    # A mean of equal floats can differ from them by rounding; no signal must mean exactly none.
-    values = torch.where(zero_variance[:, None], 0.0, centred)
-    return Advantages(values.reshape(-1), std, zero_variance)
+    return spread <= EQUAL * groups.abs().amax(dim=1).clamp(min=1)
