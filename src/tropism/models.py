@@ -192,6 +192,7 @@ def _inject(base: nn.Module, names: list[str], lora: LoRA) -> nn.Module:
         lora_alpha=lora.alpha,  # type: ignore[arg-type]
         lora_dropout=lora.dropout,
         target_modules=names,
+        fan_in_fan_out=not any(isinstance(base.get_submodule(n), nn.Linear) for n in names),
         task_type="CAUSAL_LM",
     )
     return get_peft_model(base, config, adapter_name=ADAPTER)

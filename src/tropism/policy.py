@@ -240,11 +240,12 @@ class Policy:
         under gradient checkpointing, which runs layers again without the cache.
         """
         from transformers import DynamicCache
-        from transformers.cache_utils import DynamicLayer
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
         layers = DynamicCache(config=self.base.config).layers
+        # Not isinstance: layers with recurrent states inherit from these.
         return not self.base.is_gradient_checkpointing and all(
-            isinstance(layer, DynamicLayer) for layer in layers
+            type(layer) in {DynamicLayer, DynamicSlidingWindowLayer} for layer in layers
         )
 
     # -- the same weights in another light ----------------------------------------------------

@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line; its defaults made the shipped weights."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--output", type=Path, required=True, help="folder to write")
-    options.add_argument("--steps", type=int, default=650)
+    options.add_argument("--steps", type=int, default=2600)
     options.add_argument("--batch-size", type=int, default=64)
     options.add_argument("--num-micro", type=int, default=2, help="micro-batches a step")
     options.add_argument("--learning-rate", type=float, default=6e-3)

@@ -166,7 +166,7 @@ def _generate(
         if len(keep) == 0 or t + 1 == limit:
             break
         if len(keep) < len(live):  # rows that ended leave, with their part of the cache
-            cache.batch_select_indices(keep)
+            _take_rows(cache, keep)
             live, token, mask, length = live[keep], token[keep], mask[keep], length[keep]
         mask = torch.cat([mask, mask.new_ones(len(live), 1)], dim=1)
         logits = policy.base(
@@ -207,9 +207,15 @@ def _prefill(
         logits_to_keep=1,
     )
     cache = output.past_key_values
-    cache.batch_repeat_interleave(group_size)
+    _take_rows(cache, torch.arange(len(encoded)).repeat_interleave(group_size))
     logits = output.logits[:, -1].repeat_interleave(group_size, dim=0)
     return logits, cache, mask.repeat_interleave(group_size, dim=0)
+
+
+def _take_rows(cache: Any, rows: Tensor) -> None:
+    """Let the cache hold these of its rows, in this order; recurrent and conv states as well."""
+    for layer in cache.layers:
+        layer.reorder_cache(rows)
 
 
 def _collect(
