@@ -117,6 +117,7 @@ class GRPO(L.LightningModule):
             self.observers.append(observer)
 
     def setup(self, stage: str) -> None:
+        _check_trainer(self.trainer)
         self.tasks = {task.name: task for task in self.trainer.datamodule.tasks}  # type: ignore[attr-defined]
         if not hasattr(self, "rewards"):
             self.rewards = Rewards(self.reward_weights, tasks=self.tasks)
@@ -324,3 +325,17 @@ class GRPO(L.LightningModule):
             self.policy.load_reference_state(state["reference"])
         if self.tasks:  # none where a checkpoint is loaded outside a Trainer
             self.rewards.load_state_dict(state["reward_weights"])
+
+
+def _check_trainer(trainer: L.Trainer) -> None:
+    """Refuse settings of the Trainer that would not do here what they say."""
+    if trainer.precision != "32-true":
+        raise ValueError(
+            f"trainer.precision={trainer.precision!r}: leave it at 32-true. The base has the dtype "
+            "of model.dtype, adapters have fp32 masters, and sampler and trainer must compute alike."
+        )
+    if trainer.max_epochs not in {1, None, -1}:
+        raise ValueError(
+            f"trainer.max_epochs={trainer.max_epochs}: a run is one pass over data.num_rollouts "
+            "rollouts; raise data.num_rollouts instead."
+        )

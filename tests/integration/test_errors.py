@@ -117,6 +117,15 @@ def test_full_disk_ends_the_run_and_keeps_earlier_rows(tropism, monkeypatch):
     assert len(kept.read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [("precision", "bf16-true", "model.dtype"), ("max_epochs", "2", "num_rollouts")],
+)
+def test_trainer_settings_with_another_meaning_here_are_refused(tropism, setting, value, remedy):
+    with pytest.raises(ValueError, match=rf"trainer\.{setting}=.*{remedy}"):
+        tropism(f"--trainer.{setting}", value)
+
+
 def test_rollouts_without_signal_raise_the_alarm(tropism, monkeypatch):
     monkeypatch.setattr(Skills, "score", lambda *_: {"format": 1.0, "accuracy": 0.0})
     with pytest.raises(RuntimeError, match="2 rollouts in a row"):
