@@ -332,7 +332,7 @@ def _check_trainer(trainer: L.Trainer) -> None:
     if trainer.precision != "32-true":
         raise ValueError(
             f"trainer.precision={trainer.precision!r}: leave it at 32-true. The base has the dtype "
-            "of model.dtype, adapters have fp32 masters, and sampler and trainer must compute alike."
+            "of model.dtype, adapters have fp32 masters, and the sampler computes as the trainer."
         )
     if trainer.max_epochs not in {1, None, -1}:
         raise ValueError(
