@@ -35,6 +35,8 @@ def test_modules_and_layers_are_checked_against_the_model():
         load_policy(Model(name="organism"), LoRA(modules=("qkv_proj",)))
     with pytest.raises(ValueError, match=r"lora\.layers=\[12\].*0 to 11"):
         load_policy(Model(name="organism"), LoRA(layers=(0, 12)))
+    with pytest.raises(ValueError, match=r"lora\.layers=\(\): no linear is left"):
+        load_policy(Model(name="organism"), LoRA(layers=()))
     policy = load_policy(Model(name="organism"), LoRA(modules=("q_proj",), layers=(3, 5)))
     adapted = [site for site in policy.sites if policy.adapter(site) is not None]
     assert [(site.layer, site.module) for site in adapted] == [(3, "q_proj"), (5, "q_proj")]
@@ -45,6 +47,8 @@ def test_adapter_of_a_higher_rank_or_without_lora_is_refused(tmp_path):
     folder = str(source.export(tmp_path))
     with pytest.raises(ValueError, match=r"raise lora\.rank from 4"):
         load_policy(Model(name="organism", adapter=folder), LoRA(rank=4, alpha=4))
+    dropout = LoRA(rank=8, alpha=8, dropout=0.3)
+    assert load_policy(Model(name="organism", adapter=folder), dropout).num_trainable() > 0
     with pytest.raises(ValueError, match="lora=null"):
         load_policy(Model(name="organism", adapter=folder), None)
     with pytest.raises(ValueError, match="this run puts no LoRA"):

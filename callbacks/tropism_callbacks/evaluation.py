@@ -146,7 +146,8 @@ class Evaluation(Callback):
                 }
                 for name, rate in rates.items()
             ]
-            self._recorder.rewind(module.rollout)  # a stale row, where a folder is used again
+            if trainer.state.fn == "fit":
+                self._recorder.rewind(module.rollout)  # a resumed run writes its row again
             self._recorder.append(rows, rollout=module.rollout, step=trainer.global_step)
             log_scalars(trainer, scalars, x=module.rollout)
         if trainer.state.fn != "fit" and trainer.is_global_zero:

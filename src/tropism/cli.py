@@ -46,13 +46,23 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the complete config into the run folder; a resumed run may find its own there."""
+    """Writes the complete config into the run folder, once training really starts.
+
+    A resumed run finds its own there, and replaces it only when its checkpoint was accepted.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # A run folder is new, or it is this run's own after `--ckpt_path`.
         self.overwrite = self.config.get("ckpt_path") is not None
-        if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+        if stage == "fit" and not self.overwrite and trainer.log_dir is not None:
+            path = Path(trainer.log_dir) / self.config_filename
+            if path.exists():
+                raise ValueError(
+                    f"{path} exists: another run has this folder. Resume it with --ckpt_path, or "
+                    "give a new trainer.logger.init_args.version."
+                )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
 
 
 class TropismCLI(LightningCLI):
@@ -88,8 +98,23 @@ class TropismCLI(LightningCLI):
             name = Path(str(files[-1])).stem if files else "run"
             config.trainer.logger = {
                 "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
-                "init_args": {"save_dir": "runs", "name": name},
+                "init_args": {"save_dir": "runs", "name": name, "version": None},
             }
+        if self.subcommand == "fit" and config.get("ckpt_path"):
+            _stay_in_the_run(config.trainer.logger, Path(str(config.ckpt_path)))
+
+
+def _stay_in_the_run(logger: Any, checkpoint: Path) -> None:
+    """A run resumed from its own checkpoint goes on in its own folder, unless one is named."""
+    run = checkpoint.absolute().parent.parent
+    if checkpoint.parent.name != "checkpoints" or not (run / "run.json").is_file():
+        return
+    if isinstance(logger, list) or "TensorBoardLogger" not in logger["class_path"]:
+        return
+    if logger["init_args"].get("version") is None:
+        place = {"save_dir": str(run.parent.parent), "name": run.parent.name, "version": run.name}
+        for name, value in place.items():
+            logger["init_args"][name] = value
 
 
 def _last_of_each_class(callbacks: list[Any]) -> list[Any]:

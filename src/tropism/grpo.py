@@ -18,6 +18,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from tropism.experience import Experience
@@ -26,6 +27,7 @@ from tropism.models import LoRA, Model, load_policy
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
 from tropism.policy import Policy
+from tropism.resume import apply_learning_rate, check_same_policy
 from tropism.rewards import Rewards
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine, check_context
@@ -87,6 +89,12 @@ class GRPO(L.LightningModule):
                 "seed": seed,
             }
         )
+        for name, value in (
+            ("max_tokens_per_microbatch", max_tokens_per_microbatch),
+            ("max_rollouts_without_signal", max_rollouts_without_signal),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}={value}: give at least 1.")
         if group_size < 2:
             raise ValueError(
                 f"group_size={group_size}: GRPO compares completions of one prompt with each "
@@ -241,6 +249,13 @@ class GRPO(L.LightningModule):
             )
         return float(norm)
 
+    def on_train_end(self) -> None:
+        if self.trainer.global_step == 0:
+            rank_zero_warn(
+                "No optimizer step was taken: in no rollout did the rewards of a group differ. The "
+                "policy is still the one that the run started from."
+            )
+
     # -- evaluation ---------------------------------------------------------------------------
 
     def validation_step(  # type: ignore[override]  # callbacks take whatever it returns
@@ -318,6 +333,9 @@ class GRPO(L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.configure_model()
+        check_same_policy(checkpoint["hyper_parameters"], self.hparams)
+        if self._trainer is not None and self.trainer.state.fn == "fit":
+            apply_learning_rate(checkpoint, self.hparams["optimizer"])
         state = checkpoint["tropism"]
         self.rollout = state["rollout"]
         self.rollouts_without_signal = state["rollouts_without_signal"]
@@ -334,8 +352,9 @@ def _check_trainer(trainer: L.Trainer) -> None:
             f"trainer.precision={trainer.precision!r}: leave it at 32-true. The base has the dtype "
             "of model.dtype, adapters have fp32 masters, and the sampler computes as the trainer."
         )
-    if trainer.max_epochs not in {1, None, -1}:
+    if trainer.max_epochs != 1 or trainer.max_steps != -1:
         raise ValueError(
-            f"trainer.max_epochs={trainer.max_epochs}: a run is one pass over data.num_rollouts "
-            "rollouts; raise data.num_rollouts instead."
+            f"trainer.max_epochs={trainer.max_epochs}, trainer.max_steps={trainer.max_steps}: a "
+            "run is one pass over its rollouts, with an evaluation and an export at the end; set "
+            "data.num_rollouts, and leave max_epochs at 1 and max_steps at -1."
         )

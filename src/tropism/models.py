@@ -97,12 +97,18 @@ class LoRA:
                 f"lora.layers={sorted(unknown_layers)}: the model has layers 0 to "
                 f"{max(layer for layer in known_layers if layer is not None)}."
             )
-        return [
+        selected = [
             site
             for site in sites
             if (self.modules is None or site.module in self.modules)
             and (self.layers is None or site.layer in self.layers)
         ]
+        if not selected:
+            raise ValueError(
+                f"lora.modules={self.modules}, lora.layers={self.layers}: no linear is left to "
+                "adapt. Give at least one of each, or null for all."
+            )
+        return selected
 
 
 def load_policy(model: Model, lora: LoRA | None) -> Policy:
@@ -141,7 +147,6 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
     if model.gradient_checkpointing:
         # The reentrant kind gives silently wrong gradients once adapters are toggled.
         base.gradient_checkpointing_enable({"use_reentrant": False})
-    network.train()
     policy = Policy(
         network,
         tokenizer,
@@ -152,7 +157,9 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
         source=str(folder),
         provenance=weights.source_of(folder),
     )
+    network.eval()
     _check_head(policy)
+    network.train()
     return policy
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,9 +34,9 @@ class AdamW:
     max_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
-        if self.learning_rate <= 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"optimizer.learning_rate={self.learning_rate}: give a value > 0.")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(
                 f"optimizer.max_grad_norm={self.max_grad_norm}: give a value > 0, or null."
             )

@@ -151,7 +151,11 @@ class RunFile:
         """Note that the running attempt ended, and what the run came to."""
         content = self.read()
         ending = {"status": status, "finished": _now()}
-        content |= {**ending, "summary": dict(summary)}
+        # An attempt that failed early must not take the results of an earlier one with it.
+        results = {**content.get("summary", {}), **summary}
+        if status == "finished" and "error" not in summary:
+            results.pop("error", None)
+        content |= {**ending, "summary": results}
         if content.get("attempts"):
             content["attempts"][-1] |= ending
         self._write(content)

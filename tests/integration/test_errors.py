@@ -119,7 +119,11 @@ def test_full_disk_ends_the_run_and_keeps_earlier_rows(tropism, monkeypatch):
 
 @pytest.mark.parametrize(
     ("setting", "value", "remedy"),
-    [("precision", "bf16-true", "model.dtype"), ("max_epochs", "2", "num_rollouts")],
+    [
+        ("precision", "bf16-true", "model.dtype"),
+        ("max_epochs", "2", "num_rollouts"),
+        ("max_steps", "2", "num_rollouts"),
+    ],
 )
 def test_trainer_settings_with_another_meaning_here_are_refused(tropism, setting, value, remedy):
     with pytest.raises(ValueError, match=rf"trainer\.{setting}=.*{remedy}"):

@@ -85,20 +85,43 @@ def test_exported_adapter_equals_the_trainer_and_differs_from_the_base(tropism):
     assert not torch.equal(trained, plain)
 
 
-def test_resume_equals_an_uninterrupted_run(tropism, tmp_path):
+def test_resume_equals_an_uninterrupted_run(tropism):
     shared = ("--trainer.callbacks+", '{"class_path": "tropism_callbacks.Checkpoint", "init_args": '
               '{"every_n_rollouts": 2, "keep": 10}}')  # fmt: skip
-    whole = tropism(*shared)
-    first_half = whole / "checkpoints" / "rollout=000002.ckpt"
-    resumed = tropism(*shared, "--ckpt_path", str(first_half))
-    expected, found = weights(whole, "last.ckpt"), weights(resumed, "last.ckpt")
+    run = tropism(*shared)
+    expected, steps = weights(run, "last.ckpt"), read(run, "steps")
+    (run / "checkpoints" / "last.ckpt").unlink()
+    resumed = tropism(*shared, "--ckpt_path", str(run / "checkpoints" / "rollout=000002.ckpt"))
+    assert resumed == run  # it goes on in its own folder
+    found = weights(resumed, "last.ckpt")
     assert expected.keys() == found.keys()
     for name in expected:
         assert torch.equal(expected[name], found[name]), name
-    one, two = read(whole, "steps"), read(resumed, "steps")
-    same = [name for name in one.columns if not name.startswith("seconds_")]
-    again = one[one["rollout"] >= 2].reset_index(drop=True)
-    assert again[same].equals(two[two["rollout"] >= 2].reset_index(drop=True)[same])
+    again = read(resumed, "steps")
+    same = [name for name in steps.columns if not name.startswith("seconds_")]
+    assert again[same].equals(steps[same])
+    assert not again["seconds_train"].iloc[2:].equals(steps["seconds_train"].iloc[2:])
+    assert len(read(resumed, "evals")) == 2
+
+
+def test_resume_takes_a_new_learning_rate_and_refuses_another_policy(tropism):
+    run = tropism("--model.init_args.optimizer.schedule", "linear")
+    checkpoint = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
+    saved, config = (run / "run.json").read_text(), (run / "config.yaml").read_text()
+    with pytest.raises(ValueError, match=r"lora\.alpha: 8\.0 in the checkpoint, 16\.0 here"):
+        tropism(*checkpoint, "--model.init_args.lora.alpha", "16")
+    with pytest.raises(ValueError, match=r"optimizer\.schedule"):
+        tropism(*checkpoint)
+    assert (run / "config.yaml").read_text() == config
+    assert (
+        json.loads((run / "run.json").read_text())["summary"]["evaluation"]
+        == (json.loads(saved)["summary"]["evaluation"])
+    )
+    steady = tropism("--trainer.callbacks+", '{"class_path": "tropism_callbacks.Checkpoint", '
+                     '"init_args": {"every_n_rollouts": 2, "keep": 10}}')  # fmt: skip
+    rates = ["--ckpt_path", str(steady / "checkpoints" / "rollout=000002.ckpt")]
+    tropism(*rates, "--model.init_args.optimizer.learning_rate", "1e-4")
+    assert read(steady, "steps")["lr"].tolist() == [2e-3, 2e-3, 1e-4, 1e-4]
 
 
 def test_checkpoint_loads_without_its_config(tropism):
@@ -222,9 +245,9 @@ def test_resume_keeps_a_refreshed_reference(tropism):
                '{"class_path": "tropism_callbacks.Checkpoint", "init_args": '
                '{"every_n_rollouts": 3, "keep": 9}}']  # fmt: skip
     options.append("--model.init_args.objective.reference_every=2")
-    whole = tropism(*options)
-    resumed = tropism(*options, "--ckpt_path", str(whole / "checkpoints" / "rollout=000003.ckpt"))
-    one, two = read(whole, "steps"), read(resumed, "steps")
-    assert one["kl"].iloc[2] == pytest.approx(0, abs=1e-6)  # refreshed after rollout 1
-    assert one["kl"].iloc[3] > 0
-    assert two["kl"].iloc[-1] == one["kl"].iloc[3]
+    run = tropism(*options)
+    whole = read(run, "steps")["kl"].tolist()
+    tropism(*options, "--ckpt_path", str(run / "checkpoints" / "rollout=000003.ckpt"))
+    assert whole[2] == pytest.approx(0, abs=1e-6)  # refreshed after rollout 1
+    assert whole[3] > 0
+    assert read(run, "steps")["kl"].tolist() == whole

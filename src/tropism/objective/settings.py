@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,7 +67,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         for name in ("clip_low", "clip_high", "beta", "entropy_bonus", "max_resamples"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"objective.{name}={getattr(self, name)}: give a value >= 0.")
         if self.clip_low >= 1:
             raise ValueError(

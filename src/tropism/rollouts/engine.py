@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -32,7 +33,7 @@ class Sampling:
             raise ValueError(
                 f"sampling.max_new_tokens={self.max_new_tokens}: give at least 1 token."
             )
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(
                 f"sampling.temperature={self.temperature}: training needs a value above 0 "
                 "(evaluation is greedy anyway)."
