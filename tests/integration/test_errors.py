@@ -138,3 +138,9 @@ def test_rollouts_without_signal_raise_the_alarm(tropism, monkeypatch):
     steps = read(run, "steps")
     assert steps["step"].tolist() == [0, 0]  # no optimizer step was taken
     assert steps["frac_reward_zero_std"].tolist() == [1, 1]
+
+
+def test_a_run_that_learnt_nothing_says_so(tropism, monkeypatch):
+    monkeypatch.setattr(Skills, "score", lambda *_: {"format": None, "accuracy": None})
+    with pytest.warns(UserWarning, match="No optimizer step was taken"):
+        tropism("--data.init_args.num_rollouts", "1")
