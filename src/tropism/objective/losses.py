@@ -105,15 +105,16 @@ def policy_loss(
     ratio = log_ratio.exp()
     too_low = (ratio < 1 - clip_low) & (advantage < 0)
     too_high = (ratio > 1 + clip_high) & (advantage > 0)
+    none = torch.zeros_like(too_high)
     if loss == "cispo":
         weight = ratio.clamp(max=1 + clip_high).detach()
         # Every token keeps its gradient here; the counts say where the cap was reached.
-        return TokenLoss(-weight * advantage * policy_logprobs, too_low & False, too_high)
+        return TokenLoss(-weight * advantage * policy_logprobs, none, too_high)
     if loss == "sapo":
         positive, negative = sapo_temperatures
         temperature = torch.where(advantage > 0, positive, negative)
         gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
-        return TokenLoss(-gate * advantage, too_low & False, too_high & False)
+        return TokenLoss(-gate * advantage, none, none)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     bounded = ratio if dual_clip is None else ratio.clamp(max=dual_clip)
     return TokenLoss(-torch.minimum(bounded * advantage, clipped * advantage), too_low, too_high)
