@@ -21,6 +21,11 @@ class LinearSite:
     layer: int | None
     module: str
 
+    @property
+    def key(self) -> str:
+        """``3.q_proj``; the bare module name outside the layers. Unique within a model."""
+        return self.module if self.layer is None else f"{self.layer}.{self.module}"
+
 
 def name_sites(names: Sequence[str]) -> tuple[LinearSite, ...]:
     """Label linears by layer and module.

@@ -1,0 +1,1 @@
+"""Policies that decide where LoRA trains, what rewards weigh and how much is sampled."""
