@@ -63,6 +63,8 @@ class PlacementObservation:
         step: Optimizer steps done.
         max_rank: R, components of every adapter.
         probes_pooled: Probes behind the signals.
+        pooled_z: The z of the sum of ``debiased`` over all linears, against the same permutations
+            for all of them, so that what they share is not counted as evidence twice.
         sites: Every linear, in the order of the plan.
     """
 
@@ -70,6 +72,7 @@ class PlacementObservation:
     step: int
     max_rank: int
     probes_pooled: int
+    pooled_z: float | None
     sites: tuple[SiteObservation, ...]
 
 
