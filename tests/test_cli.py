@@ -90,7 +90,9 @@ def test_misspelt_settings_fail_while_parsing(config, capsys, arguments, message
 def test_values_that_cannot_work_fail_before_anything_is_loaded(
     config, capsys, monkeypatch, arguments, message
 ):
-    monkeypatch.setattr("tropism.grpo.load_policy", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(
+        "tropism.finetuning.load_policy", lambda *_: pytest.fail("the model was loaded")
+    )
     with pytest.raises((SystemExit, ValueError)) as error:
         main(["fit", "--config", config, *arguments])
     assert message in capsys.readouterr().err + str(error.value)

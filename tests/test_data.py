@@ -169,7 +169,7 @@ def test_training_needs_no_test_prompts_but_testing_does() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"group_size": 1}, "group_size=1: a group of one has no variance"),
+        ({"group_size": 0}, "group_size=0: give at least 1"),
         ({"batch_size": 30, "group_size": 8}, "group_size=8; the nearest that are: 24 or 32"),
         ({"batch_size": 5, "group_size": 8}, "group_size=8; the nearest that are: 8 or 16"),
         ({"batch_size": 0, "group_size": 8}, "the nearest that are: 8 or 16"),

@@ -11,7 +11,7 @@ import transformers
 from tropism.models import LoRA, Model, load_policy
 from tropism.organism import weights_folder
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches
+from tropism.rollouts.collate import micro_batches, packs
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine
 from tropism.types import Prompt
@@ -132,15 +132,39 @@ def test_sharing_the_prompt_is_exact_where_it_is_done(policy, family):
     keep = torch.ones(3, dtype=torch.bool)
     (part,) = micro_batches(rollouts, keep=keep, max_tokens=512, pad_token_id=0)
     results = []
-    for can_share in (policy._can_share, False):
-        policy._can_share = can_share
+    for should_share in (True, False):
         policy.model.zero_grad()
-        logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        logprobs, _ = policy.completion_logprobs(
+            part, temperature=1.0, should_share_prompt=should_share
+        )
         logprobs.sum().backward()
         gradients = [p.grad.clone() for p in policy.named_trainable().values()]
         results.append((logprobs.detach(), gradients))
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
     assert all(gradient.abs().sum() > 0 for gradient in results[0][1])
+
+
+def test_packed_sequences_do_not_see_each_other(policy, family):
+    assert policy.can_pack == (family != "lfm2")
+    engine = TransformersEngine()
+    engine.bind(policy)
+    rollouts = engine.generate(PROMPTS, group_size=2, sampling=SAMPLING, seed=2, rollout=0)
+    parts = list(packs(rollouts, max_tokens=60, pad_token_id=0, should_join=policy.can_pack))
+    assert (len(parts) == 8) == (family == "lfm2")
+    keep = torch.ones(8, dtype=torch.bool)
+    alone = {}
+    for part in micro_batches(rollouts, keep=keep, max_tokens=1, pad_token_id=0):
+        with torch.no_grad():
+            logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        alone[int(part.rows)] = logprobs[0]
+    for part in parts:
+        with torch.no_grad():
+            logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        for i, row in enumerate(part.rows.tolist()):
+            expected = alone[row]
+            found = logprobs[i, : len(expected)]
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            assert (logprobs[i, len(expected) :] == 0).all()
 
 
 def test_merged_is_the_unmerged_policy(policy):

@@ -167,10 +167,11 @@ def test_sharing_the_prompt_changes_neither_logprobs_nor_gradients(policy, texts
     part = batch_of(policy, texts)
     weights = torch.randn(part.mask.shape, generator=torch.Generator().manual_seed(0))
     results = []
-    for can_share in (True, False):
-        policy._can_share = can_share
+    for should_share in (True, False):
         policy.model.zero_grad()
-        logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        logprobs, _ = policy.completion_logprobs(
+            part, temperature=1.0, should_share_prompt=should_share
+        )
         (logprobs * weights).sum().backward()
         gradients = [p.grad.clone() for p in policy.named_trainable().values()]
         results.append((logprobs.detach(), gradients))
@@ -183,7 +184,6 @@ def test_gradient_checkpointing_gives_the_same_gradients(policy):
     for should_checkpoint in (False, True):
         if should_checkpoint:
             policy.base.gradient_checkpointing_enable({"use_reentrant": False})
-            policy.__dict__.pop("_can_share")
             assert not policy._can_share
         policy.model.zero_grad()
         policy.completion_logprobs(part, temperature=1.0)[0].sum().backward()

@@ -1,5 +1,6 @@
 """Weights, abstention, and what happens when a task's verifier fails."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from tropism.rewards import Rewards, component_tensors, score_completions
-from tropism.scoring import RewardError
+from tropism.scoring import RewardError, score_rollouts
 from tropism.tasks.base import Scores, Split, Task
 from tropism.tasks.rows import Rows
-from tropism.types import Prompt
+from tropism.types import Completion, Prompt, Rollout
 
 NAN = float("nan")
 
@@ -222,3 +223,55 @@ def test_booleans_and_numpy_scalars_count_as_numbers() -> None:
     (scores,) = score_completions({"fixed": task}, prompt_of("fixed"), ["text"])
     assert scores == {"form": 1.0, "right": 0.5}
     assert all(isinstance(value, float) for value in scores.values())
+
+
+async def judge(prompt, completion, *, answer):
+    waiting.append(completion)
+    await asyncio.sleep(0.01)
+    together.append(len(waiting))
+    return None if completion == "abstain" else float(completion == answer)
+
+
+waiting: list[str] = []
+together: list[int] = []
+
+
+def test_asynchronous_rewards_are_asked_all_at_once_and_answer_in_order(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
+    task = Rows(str(path), judge, validation_fraction=0.0)
+    prompts = sorted(task.prompts("train", 2, seed=0), key=lambda p: p.columns["answer"])
+    texts = [("1", "x"), ("abstain", "2")]
+    rollouts = [
+        Rollout(prompt, (), tuple(Completion((), t, torch.zeros(0), "stop") for t in group))
+        for prompt, group in zip(prompts, texts, strict=True)
+    ]
+    found = score_rollouts({"rows": task}, rollouts)
+    assert [[s["reward"] for s in group] for group in found] == [[1.0, 0.0], [None, 1.0]]
+    assert together == [4] * 4
+
+    async def inside_a_running_loop():
+        return score_rollouts({"rows": task}, rollouts)
+
+    assert asyncio.run(inside_a_running_loop()) == found
+
+
+async def fails(prompt, completion, **columns):
+    raise KeyError("no such judge")
+
+
+async def too_much(prompt, completion, **columns):
+    return 2.0
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [(fails, r"Rows\.score.*fails\) raised KeyError"), (too_much, "gave reward=2.0")],
+)
+def test_faults_of_asynchronous_rewards_are_named(tmp_path, scorer, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    task = Rows(str(path), scorer, validation_fraction=0.0)
+    (prompt,) = task.prompts("train", 1, seed=0)
+    with pytest.raises(RewardError, match=message):
+        score_completions({"rows": task}, prompt, ["text"])

@@ -19,7 +19,7 @@ from tropism_callbacks.run_folder import Recorder, run_folder
 from tropism_callbacks.tensorboard import log_scalars
 
 if TYPE_CHECKING:
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
 
 
 class Evaluation(Callback):
@@ -112,7 +112,7 @@ class Evaluation(Callback):
         self._base, self._latest = _rates(state_dict["base"]), _rates(state_dict["latest"])
         self._baselines = {task: _rates(r) for task, r in state_dict["baselines"].items()}
 
-    def _conclude(self, trainer: Trainer, module: GRPO) -> None:
+    def _conclude(self, trainer: Trainer, module: FineTuning) -> None:
         scored, self._scored = self._scored, []
         rates: dict[str, Estimate] = {}
         scalars: dict[str, float | None] = {}

@@ -17,7 +17,7 @@ from tropism.types import GenerationProgress, RolloutBatch, StepObserver
 from tropism_callbacks.progress_display import ProgressDisplay, clock, eta_seconds
 
 if TYPE_CHECKING:
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
 
 
 class Progress(ProgressBar, StepObserver):
@@ -72,21 +72,25 @@ class Progress(ProgressBar, StepObserver):
         self._started = time.perf_counter()
         self._show(pl_module, "generating", fraction=0.0)
 
-    def generation_progress(self, module: GRPO, progress: GenerationProgress) -> None:
+    def generation_progress(self, module: FineTuning, progress: GenerationProgress) -> None:
         share = progress.done / progress.total
         if not module.trainer.training:
             self._show_evaluation(module.trainer, share)
+            return
+        if math.isinf(module.trainer.num_training_batches):  # before the first rollout
+            info = f"{progress.done} of {progress.total} completions"
+            self._display.update("sampling traces", info, completed=share, total=1)
             return
         elapsed = time.perf_counter() - self._started
         self._rate = progress.tokens / elapsed if elapsed > 0 else None
         generating = f"generating {progress.done}/{progress.total} completions"
         self._show(module, "scoring" if share == 1 else generating, fraction=share)
 
-    def rollout_scored(self, module: GRPO, batch: RolloutBatch) -> None:
+    def rollout_scored(self, module: FineTuning, batch: RolloutBatch) -> None:
         self._show(module, "training", fraction=1.0)
 
     def after_update(
-        self, module: GRPO, batch: RolloutBatch, metrics: Mapping[str, float | None]
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
         self._rewards.append(float(batch.rewards.mean()))
         seconds = batch.seconds.get("rollout", 0.0)
@@ -130,7 +134,7 @@ class Progress(ProgressBar, StepObserver):
         self._durations.extend(state_dict["durations"])
         self._evaluation_seconds = state_dict["evaluation_seconds"]
 
-    def _show(self, module: GRPO, phase: str, *, fraction: float) -> None:
+    def _show(self, module: FineTuning, phase: str, *, fraction: float) -> None:
         done, total = module.rollout, int(module.trainer.num_training_batches)
         left = eta_seconds(
             self._durations,
@@ -187,7 +191,7 @@ class Progress(ProgressBar, StepObserver):
         self._display.update("evaluating", info, completed=done, total=total)
 
 
-def pass_share(module: GRPO, batch: RolloutBatch) -> float | None:
+def pass_share(module: FineTuning, batch: RolloutBatch) -> float | None:
     """Share of the rollout's completions that their task's primary component passes."""
     in_batch = component_names(module.tasks)
     verdicts = []

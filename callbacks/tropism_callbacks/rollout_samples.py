@@ -15,7 +15,7 @@ from tropism_callbacks.run_folder import Recorder, run_folder
 from tropism_callbacks.tensorboard import log_markdown, quoted
 
 if TYPE_CHECKING:
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
 
 
 class RolloutSamples(Callback, StepObserver):
@@ -58,7 +58,7 @@ class RolloutSamples(Callback, StepObserver):
         self._recorder.rewind(pl_module.rollout)
 
     def after_update(
-        self, module: GRPO, batch: RolloutBatch, metrics: Mapping[str, float | None]
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
         if batch.rollout % self.every_n_rollouts:
             return

@@ -21,7 +21,7 @@ from tropism_callbacks.run_folder import Recorder, Summarized, run_folder
 from tropism_callbacks.tensorboard import log_scalars
 
 if TYPE_CHECKING:
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
 
 _DATA_SIZES = ("num_rollouts", "prompts_per_rollout")
 
@@ -69,7 +69,7 @@ class RunRecord(Callback, StepObserver):
         self._rewards.rewind(pl_module.rollout)
 
     def after_update(
-        self, module: GRPO, batch: RolloutBatch, metrics: Mapping[str, float | None]
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
         trainer = module.trainer
         rollout, step = batch.rollout, trainer.global_step

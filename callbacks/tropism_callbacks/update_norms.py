@@ -22,7 +22,7 @@ from tropism_callbacks.run_folder import Recorder, run_folder
 from tropism_callbacks.tensorboard import log_heat_map
 
 if TYPE_CHECKING:
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
     from tropism.policy import Policy
 
 _HEAT_MAPS = {"update_norm": names.UPDATE_NORM_HEAT_MAP, "step_norm": names.STEP_NORM_HEAT_MAP}
@@ -83,7 +83,7 @@ class UpdateNorms(Callback, StepObserver):
         self._start_norms = {site.name: self._norm_of_start(policy, site) for site in policy.sites}
         self._recorder.rewind(pl_module.rollout)
 
-    def before_update(self, module: GRPO, batch: RolloutBatch) -> None:
+    def before_update(self, module: FineTuning, batch: RolloutBatch) -> None:
         if not self._is_measured(module.trainer, batch.rollout):
             return
         for site in module.policy.sites:
@@ -93,7 +93,7 @@ class UpdateNorms(Callback, StepObserver):
                 self._before[site.name] = (adapter.a.detach().clone(), adapter.b.detach().clone())
 
     def after_update(
-        self, module: GRPO, batch: RolloutBatch, metrics: Mapping[str, float | None]
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
         policy, trainer = module.policy, module.trainer
         if not self._is_measured(trainer, batch.rollout):

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tropism.data import PromptDataModule as PromptDataModule
     from tropism.grpo import GRPO as GRPO
+    from tropism.sft import SFT as SFT
 
 __version__ = "0.1.0"
 
-_LAZY = {"GRPO": "tropism.grpo", "PromptDataModule": "tropism.data"}
+_LAZY = {"GRPO": "tropism.grpo", "PromptDataModule": "tropism.data", "SFT": "tropism.sft"}
 
-__all__ = ["GRPO", "PromptDataModule", "__version__"]
+__all__ = ["GRPO", "SFT", "PromptDataModule", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: ``tropism fit|validate|test --config experiments/x.yaml``, and ``chat``.
+"""The command line: ``tropism fit|validate|test --config x.yaml``, ``chat`` and ``matched``.
 
 fit, validate and test are Lightning CLI: every constructor argument is a setting, classes are
 chosen by ``class_path``, a misspelt key fails while parsing, ``--print_config`` prints a complete
@@ -7,6 +7,7 @@ config, and ``callbacks+:`` adds to the default callbacks (one of the same class
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from tropism.matched import main as matched
 from tropism.measurements.disk import require_writable
 
 # By name: the callbacks package stands above this one and is never imported from here.
@@ -134,6 +136,34 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "litlogger" not in record.getMessage()
 
 
+class _ConfigReader(TropismCLI):
+    """Parses a config against the real signatures, and builds nothing."""
+
+    def instantiate_classes(self) -> None:
+        pass
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The complete config of ``fit`` that a file stands for, as plain nested values."""
+    reader = _cli(_ConfigReader, ["--config", path], run=False)
+    text = reader.parser.dump(reader.config, format="json", skip_link_targets=False)
+    complete: dict[str, Any] = json.loads(str(text))
+    return complete
+
+
+def _cli(kind: type[TropismCLI], arguments: list[str] | None, *, run: bool = True) -> TropismCLI:
+    return kind(
+        LightningModule,
+        None,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_callback=SaveConfig,
+        seed_everything_default=0,
+        args=arguments,
+        run=run,
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``tropism`` command."""
     given = sys.argv[1:] if arguments is None else list(arguments)
@@ -148,15 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
     # Lightning's own use of an attribute that torch deprecated.
     warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
-    TropismCLI(
-        LightningModule,
-        None,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_callback=SaveConfig,
-        seed_everything_default=0,
-        args=None if arguments is None else given,
-    )
+    if given[:1] == ["matched"]:
+        matched(given[1:], read_config)
+        return
+    _cli(TropismCLI, None if arguments is None else given)
 
 
 if __name__ == "__main__":

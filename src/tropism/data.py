@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -155,6 +155,30 @@ class PromptDataModule(L.LightningDataModule):
             for prompt in prompts
         ]
 
+    def training_prompts(self) -> list[Prompt]:
+        """Every distinct training prompt."""
+        return [prompt for pool in self._prompts["train"].values() for prompt in pool]
+
+    def keep_training_prompts(self, ids: Collection[str]) -> None:
+        """Train on these prompts alone; before the first batch.
+
+        Raises:
+            ValueError: Too few of a task's prompts are left for one rollout.
+        """
+        kept = {
+            name: [prompt for prompt in pool if prompt.id in ids]
+            for name, pool in self._prompts["train"].items()
+        }
+        most = self._most_per_rollout()
+        for name, pool in kept.items():
+            if len(pool) < most[name]:
+                raise ValueError(
+                    f"task {name!r} has {len(pool)} training prompts with a trace; one rollout "
+                    f"takes {most[name]} of it and holds none twice. Raise num_train_prompts, "
+                    "give more traces, or lower batch_size."
+                )
+        self._prompts["train"] = kept
+
     def schedule(self) -> list[list[Prompt]]:
         """The prompts of rollouts 0 to ``num_rollouts`` - 1; no rollout has a prompt twice."""
         pools = self._prompts["train"]
@@ -256,11 +280,8 @@ class PromptDataModule(L.LightningDataModule):
 
 
 def _check_batch(batch_size: int, group_size: int) -> None:
-    if group_size < 2:
-        raise ValueError(
-            f"group_size={group_size}: a group of one has no variance, so nothing is learnt from "
-            "it; give at least 2."
-        )
+    if group_size < 1:
+        raise ValueError(f"group_size={group_size}: give at least 1 (GRPO needs 2).")
     if batch_size < 1 or batch_size % group_size:
         below = batch_size // group_size * group_size
         nearest = [size for size in (below, below + group_size) if size >= group_size]

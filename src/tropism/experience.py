@@ -11,8 +11,9 @@ from torch import Tensor
 from tropism.objective.advantages import Advantages, component_advantages, group_advantages
 from tropism.objective.length import soft_overlong
 from tropism.objective.settings import Objective
-from tropism.rewards import Rewards, component_tensors, score_completions
+from tropism.rewards import Rewards
 from tropism.rollouts.engine import RolloutEngine, Sampling
+from tropism.scoring import component_tensors, score_rollouts
 from tropism.tasks.base import Scores, Task
 from tropism.timing import timed
 from tropism.types import GenerationProgress, Prompt, Rollout, RolloutBatch
@@ -75,13 +76,8 @@ class Experience:
                 progress=self.progress,
             )
         with timed(seconds, "reward"):
-            scores = [self.score(group) for group in rollouts]
+            scores = score_rollouts(self.tasks, rollouts)
         return rollouts, scores
-
-    def score(self, rollout: Rollout) -> list[Scores]:
-        """Every completion of a group, judged by its prompt's task."""
-        texts = [completion.text for completion in rollout.completions]
-        return score_completions(self.tasks, rollout.prompt, texts)
 
     def _judge(
         self,

@@ -31,10 +31,10 @@ class Model:
 
     Args:
         name: An alias (``smollm2-135m-instruct``, ``gemma-3-270m``, ``organism``), a local
-            folder, a ``.gguf`` file, or a hub id.
+            folder (also the folder of a full-parameter run), a ``.gguf`` file, or a hub id.
         dtype: Of the base weights; adapters always have fp32 masters.
-        adapter: Folder of an existing LoRA adapter to start from. Its policy, not the bare base,
-            is then the reference of the KL term.
+        adapter: Folder of an existing LoRA adapter to start from, or of a run (``sft`` before
+            ``grpo``, say). Its policy, not the bare base, is then the reference of the KL term.
         revision: Hub revision (branch, tag or commit).
         chat_template: For tokenizers without one: ``plain`` (``user: ...``), or a Jinja file.
         gradient_checkpointing: Recompute each layer in the backward pass; saves memory.
@@ -126,8 +126,10 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
             f"model.adapter={model.adapter!r} with lora=null: full-parameter training cannot "
             "start from an adapter; set `lora`, or merge the adapter into a folder first."
         )
-    adapter = load_adapter_tensors(Path(model.adapter)) if model.adapter is not None else None
-    folder = weights.resolve(model.name, revision=model.revision)
+    adapter = None
+    if model.adapter is not None:
+        adapter = load_adapter_tensors(_of_run(model.adapter, "adapter"))
+    folder = weights.resolve(_of_run(model.name, "model"), revision=model.revision)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if model.chat_template is not None:
         tokenizer.chat_template = _chat_template(model.chat_template)
@@ -161,6 +163,13 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
     _check_head(policy)
     network.train()
     return policy
+
+
+def _of_run(name: str, part: str) -> str:
+    """What a run exported, where ``name`` is its folder; else ``name``."""
+    exported = Path(name) / part
+    is_run = (Path(name) / "run.json").is_file() and exported.is_dir()
+    return str(exported) if is_run else name
 
 
 def find_linears(base: nn.Module) -> tuple[LinearSite, ...]:

@@ -23,7 +23,8 @@ from tropism.lora.export import export_full, export_portable
 from tropism.lora.views import View
 from tropism.measurements.layer_names import LinearSite
 from tropism.objective.logprobs import selected_logprobs
-from tropism.types import MicroBatch, Prompt
+from tropism.prompt_encoding import encode_answer, encode_prompt
+from tropism.types import MicroBatch, Pack, Prompt
 
 ADAPTER = "default"
 
@@ -138,31 +139,11 @@ class Policy:
         Raises:
             ValueError: Chat messages, and the tokenizer has no chat template.
         """
-        tokenizer = self.tokenizer
-        if prompt.text is not None:
-            ids = list(tokenizer(prompt.text)["input_ids"])
-        else:
-            if tokenizer.chat_template is None:
-                raise ValueError(
-                    f"prompt {prompt.id!r} has chat messages, and the tokenizer of "
-                    f"{self.source!r} has no chat template: set model.chat_template (`plain`, or "
-                    "a Jinja file), or give raw prompts."
-                )
-            ids = list(
-                tokenizer.apply_chat_template(
-                    [dict(message) for message in prompt.messages or ()],
-                    tokenize=True,
-                    add_generation_prompt=True,
-                    return_dict=False,
-                )
-            )
-        bos = tokenizer.bos_token_id
-        if bos is not None:
-            if ids[:2] == [bos, bos]:  # the template wrote one and the tokenizer added another
-                ids = ids[1:]
-            elif ids[:1] != [bos] and tokenizer("")["input_ids"][:1] == [bos]:
-                ids = [bos, *ids]
-        return tuple(ids)
+        return encode_prompt(self.tokenizer, prompt, source=self.source)
+
+    def encode_completion(self, prompt: Prompt, text: str) -> tuple[int, ...]:
+        """Token ids of ``text`` as the model should have written it behind ``prompt``, with EOS."""
+        return encode_answer(self.tokenizer, prompt, text, eos_token_ids=self.eos_token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -184,17 +165,34 @@ class Policy:
         return logits
 
     def completion_logprobs(
-        self, batch: MicroBatch, *, temperature: float, should_train_entropy: bool = False
+        self,
+        batch: MicroBatch | Pack,
+        *,
+        temperature: float,
+        should_train_entropy: bool = False,
+        should_share_prompt: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the completion tokens and the entropy at each, under the policy.
+
+        Args:
+            batch: Completions of one prompt, or a pack.
+            temperature: The log-probabilities are taken at it.
+            should_train_entropy: Whether the entropies are differentiable.
+            should_share_prompt: False runs the prompt of a micro-batch in each row, so that what
+                flows back to it is known row by row (for probes).
 
         Returns:
             Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first is differentiable,
             the second where ``should_train_entropy``.
         """
-        hidden = self._hidden_after_shared_prompt(batch) if self._can_share else self._hidden(batch)
+        if isinstance(batch, Pack):
+            hidden = self._hidden_in_pack(batch)  # (N, D)
+        elif should_share_prompt and self._can_share:
+            hidden = self._hidden_after_shared_prompt(batch)[batch.mask]
+        else:
+            hidden = self._hidden(batch)[batch.mask]
         logprobs, entropy = selected_logprobs(
-            hidden[batch.mask],  # (N, D)
+            hidden,
             batch.targets[batch.mask],
             head=self.head,
             temperature=temperature,
@@ -215,6 +213,14 @@ class Policy:
         hidden: Tensor = output.last_hidden_state[:, batch.prompt.numel() - 1 :]
         return hidden
 
+    def _hidden_in_pack(self, pack: Pack) -> Tensor:
+        """[N, D] states that predict the completion tokens, row by row."""
+        output = self.base.get_decoder()(
+            input_ids=pack.input_ids[None], position_ids=pack.position_ids[None], use_cache=False
+        )
+        hidden: Tensor = output.last_hidden_state[0, pack.predicts]
+        return hidden
+
     def _hidden_after_shared_prompt(self, batch: MicroBatch) -> Tensor:
         """The same states; the prompt runs once, and its cache carries the rows' gradients back."""
         from transformers import DynamicCache
@@ -233,20 +239,23 @@ class Policy:
         return hidden
 
     @cached_property
+    def can_pack(self) -> bool:
+        """Whether rows laid end to end stay apart: attention alone carries tokens to tokens."""
+        from transformers import DynamicCache
+        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+        layers = DynamicCache(config=self.base.config).layers
+        # Not isinstance: layers with recurrent states inherit from these.
+        return all(type(layer) in {DynamicLayer, DynamicSlidingWindowLayer} for layer in layers)
+
+    @property
     def _can_share(self) -> bool:
         """Whether a cache holds all that later tokens need of a prompt, differentiably.
 
         Not with recurrent or convolutional layers, whose states are updated in place, and not
         under gradient checkpointing, which runs layers again without the cache.
         """
-        from transformers import DynamicCache
-        from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-        layers = DynamicCache(config=self.base.config).layers
-        # Not isinstance: layers with recurrent states inherit from these.
-        return not self.base.is_gradient_checkpointing and all(
-            type(layer) in {DynamicLayer, DynamicSlidingWindowLayer} for layer in layers
-        )
+        return self.can_pack and not self.base.is_gradient_checkpointing
 
     # -- the same weights in another light ----------------------------------------------------
 

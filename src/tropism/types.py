@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tropism.grpo import GRPO
+    from tropism.finetuning import FineTuning
 
 Message = Mapping[str, str]
 FinishReason = Literal["stop", "length"]
@@ -147,6 +147,31 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Completions of any prompts, each behind its own, laid end to end in one row: no padding.
+
+    Args:
+        rows: [M] indices into the rollout batch.
+        input_ids: [S] prompt and completion of each row, one after the other.
+        position_ids: [S] 0, 1, 2, ... anew for each row, which keeps rows apart in attention.
+        predicts: [N] positions whose states predict the completion tokens, row by row.
+        targets: [M, T] completion tokens, right-padded.
+        mask: [M, T] bool, True on the N completion tokens (EOS included).
+    """
+
+    rows: Tensor
+    input_ids: Tensor
+    position_ids: Tensor
+    predicts: Tensor
+    targets: Tensor
+    mask: Tensor
+
+    def to(self, device: torch.device) -> Pack:
+        """The same pack on ``device``."""
+        return Pack(**{name: value.to(device) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
 class GenerationProgress:
     """Sent during sampling: ``done`` of ``total`` completions ended, ``tokens`` sampled so far."""
 
@@ -156,22 +181,22 @@ class GenerationProgress:
 
 
 class StepObserver:
-    """Hooks of one GRPO step that Lightning lacks; callbacks inherit this and register themselves.
+    """Hooks of one step that Lightning lacks; callbacks inherit this and register themselves.
 
     In ``setup`` a callback calls ``pl_module.add_observer(self)``. All methods default to nothing.
     """
 
-    def generation_progress(self, module: GRPO, progress: GenerationProgress) -> None:
+    def generation_progress(self, module: FineTuning, progress: GenerationProgress) -> None:
         """While completions are sampled, a few times a second."""
 
-    def rollout_scored(self, module: GRPO, batch: RolloutBatch) -> None:
+    def rollout_scored(self, module: FineTuning, batch: RolloutBatch) -> None:
         """Rewards and advantages are known; no gradient of this rollout exists yet."""
 
-    def before_update(self, module: GRPO, batch: RolloutBatch) -> None:
+    def before_update(self, module: FineTuning, batch: RolloutBatch) -> None:
         """Just before the first optimizer step on this rollout batch (never called without one)."""
 
     def after_update(
-        self, module: GRPO, batch: RolloutBatch, metrics: Mapping[str, float | None]
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
         """Always the last call of a rollout; ``metrics`` has the columns of the ``steps`` table.
 

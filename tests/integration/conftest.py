@@ -29,17 +29,31 @@ trainer:
 """
 
 
+def _command(tmp_path: Path, name: str, config: str) -> Callable[..., Path]:
+    from tropism.cli import main
+
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(config)
+
+    def run(*arguments: str, subcommand: str = "fit") -> Path:
+        main([subcommand, "--config", str(path), *arguments])
+        return sorted((tmp_path / "runs" / name).glob("version_*"))[-1]
+
+    return run
+
+
 @pytest.fixture
 def tropism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """``tropism(*arguments)`` runs the command in a temporary folder; gives the run folder."""
-    from tropism.cli import main
-
     monkeypatch.chdir(tmp_path)
-    config = tmp_path / "tiny.yaml"
-    config.write_text(ORGANISM)
+    return _command(tmp_path, "tiny", ORGANISM)
 
-    def run(*arguments: str, subcommand: str = "fit") -> Path:
-        main([subcommand, "--config", str(config), *arguments])
-        return sorted((tmp_path / "runs" / "tiny").glob("version_*"))[-1]
 
-    return run
+@pytest.fixture
+def tropism_sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """The same for SFT on the tasks' gold answers."""
+    monkeypatch.chdir(tmp_path)
+    config = ORGANISM.replace("tropism.GRPO", "tropism.SFT").replace(
+        "group_size: 4", "group_size: 1"
+    )
+    return _command(tmp_path, "tiny_sft", config)

@@ -53,7 +53,7 @@ def step_metrics(
         "tokens": sum(lengths),
         "loss": last.loss if took_a_step else None,
         "reward": float(batch.rewards.mean()),
-        "reward_std": float(batch.rewards.view(-1, batch.group_size).std(dim=1).mean()),
+        "reward_std": _mean_group_std(batch),
         "frac_reward_zero_std": float(batch.zero_variance.float().mean()),
         "kl": first.mean("kl") if has_reference else None,
         "entropy": first.mean("entropy") if took_a_step else None,
@@ -66,5 +66,11 @@ def step_metrics(
         "num_updates": update.num_updates,
         "clip_ratio/low_mean": last.mean("clipped_low") if took_a_step else None,
         "clip_ratio/high_mean": last.mean("clipped_high") if took_a_step else None,
-        "reward/batch_std": float(batch.rewards.std()),
+        "reward/batch_std": float(batch.rewards.std()) if len(batch.rewards) > 1 else None,
     }
+
+
+def _mean_group_std(batch: RolloutBatch) -> float | None:
+    if batch.group_size == 1:
+        return None
+    return float(batch.rewards.view(-1, batch.group_size).std(dim=1).mean())

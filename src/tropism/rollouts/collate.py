@@ -1,7 +1,9 @@
 """From sampled completions to the tensors of a training forward.
 
 A micro-batch holds completions of *one* prompt, so that the prompt runs through the model once
-for all of them. Completions are padded on the right: with causal attention no real token ever
+for all of them; a pack holds completions of any prompts, each behind its own (SFT).
+
+Completions of a micro-batch are padded on the right: with causal attention no real token ever
 sees a pad, so that no mask and no position shift is needed, for any decoder family.
 """
 
@@ -12,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tropism.types import MicroBatch, Rollout
+from tropism.types import MicroBatch, Pack, Rollout
 
 
 def micro_batches(
@@ -43,12 +45,65 @@ def micro_batches(
             rows = rows[size:]
 
 
+def packs(
+    rollouts: Sequence[Rollout], *, max_tokens: int, pad_token_id: int, should_join: bool
+) -> Iterator[Pack]:
+    """Lay all completions end to end, each behind its own prompt, in packs of ``max_tokens``.
+
+    Args:
+        rollouts: Groups of completions; rows are numbered through them.
+        max_tokens: Most tokens of a pack. A longer row gets a pack of its own.
+        pad_token_id: Fills ``targets`` only; nothing that is padded runs through the model.
+        should_join: False gives every row a pack of its own, for models whose layers carry a
+            state from one token to the next and cannot tell rows apart.
+    """
+    pack: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+    num_tokens = row = 0
+    for rollout in rollouts:
+        for completion in rollout.completions:
+            length = len(rollout.prompt_token_ids) + len(completion.token_ids)
+            if pack and (not should_join or num_tokens + length > max_tokens):
+                yield _pack(pack, pad_token_id)
+                pack, num_tokens = [], 0
+            pack.append((row, rollout.prompt_token_ids, completion.token_ids))
+            num_tokens += length
+            row += 1
+    if pack:
+        yield _pack(pack, pad_token_id)
+
+
+def _pack(rows: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], pad_token_id: int) -> Pack:
+    targets, mask = _padded([token_ids for _, _, token_ids in rows], pad_token_id)
+    input_ids: list[int] = []
+    position_ids: list[int] = []
+    predicts: list[int] = []
+    for _, prompt, completion in rows:
+        first = len(input_ids) + len(prompt) - 1  # this state predicts the first token
+        predicts += range(first, first + len(completion))
+        input_ids += [*prompt, *completion]
+        position_ids += range(len(prompt) + len(completion))
+    return Pack(
+        torch.tensor([row for row, _, _ in rows]),
+        torch.tensor(input_ids),
+        torch.tensor(position_ids),
+        torch.tensor(predicts),
+        targets,
+        mask,
+    )
+
+
 def _collate(
     prompt: tuple[int, ...], rows: Sequence[tuple[int, tuple[int, ...]]], pad_token_id: int
 ) -> MicroBatch:
-    targets = torch.full((len(rows), len(rows[0][1])), pad_token_id)
+    targets, mask = _padded([token_ids for _, token_ids in rows], pad_token_id)
+    return MicroBatch(torch.tensor([row for row, _ in rows]), torch.tensor(prompt), targets, mask)
+
+
+def _padded(rows: Sequence[tuple[int, ...]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    """[M, T] tokens and the mask of the real ones."""
+    targets = torch.full((len(rows), max(map(len, rows))), pad_token_id)
     mask = torch.zeros_like(targets, dtype=torch.bool)
-    for i, (_, token_ids) in enumerate(rows):
+    for i, token_ids in enumerate(rows):
         targets[i, : len(token_ids)] = torch.tensor(token_ids)
         mask[i, : len(token_ids)] = True
-    return MicroBatch(torch.tensor([row for row, _ in rows]), torch.tensor(prompt), targets, mask)
+    return targets, mask

@@ -38,13 +38,17 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, prompt: Prompt, completion: str) -> Scores:
-        """Judge one completion.
+        """Judge one completion; ``async def`` is welcome, all completions are then asked at once.
 
         Returns:
             Every name in ``components``, with a value in [0, 1], or None where that component
             does not apply (it abstains). Malformed *model output* scores 0; an exception is a
             fault of the task and stops the run.
         """
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """A right answer as a model is to write it, for SFT; None where the task knows none."""
+        return None
 
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
         """Answers that need no model, by name: what a pass rate must beat to mean anything."""

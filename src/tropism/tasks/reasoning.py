@@ -206,6 +206,11 @@ class Reasoning(Task):
             is_right = self._accepts(answer, prompt.columns["entry"])
         return {"format": 1.0, "accuracy": float(is_right)}
 
+    def gold(self, prompt: Prompt) -> str | None:
+        """The data set's answer behind ``Answer:``; None where it gives none."""
+        answer: str | None = prompt.columns["answer"]
+        return None if answer is None else f"Answer: {answer}"
+
     def _accepts(self, answer: str, entry: Mapping[str, Any]) -> bool:
         """Whether the data set's own scorer gives full marks."""
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tropism.tasks.base import Scores, Split, Task
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
 from tropism.types import Prompt
 
-Scorer = Callable[..., float | Mapping[str, float | None] | None]
+Verdict = float | Mapping[str, float | None] | None
+Scorer = Callable[..., Verdict | Awaitable[Verdict]]
 ROLE_KEYS = ("role", "content")
 
 
@@ -35,6 +36,8 @@ class Rows(Task):
         scorer: ``scorer(prompt, completion, **columns)`` with the row's prompt (string or
             messages) and the completion's text, by dotted path in a config. It returns a number
             in [0, 1], a mapping of ``components`` to such numbers or None, or None to abstain.
+            ``async def`` lets it wait for others (a judge behind HTTP): all completions of a
+            rollout are then asked at once.
         components: Names of what the scorer returns; one name for a plain number.
         primary: The component that evaluation reports as the pass rate (make it 0 or 1); the last
             of ``components`` where None.
@@ -42,6 +45,7 @@ class Rows(Task):
         test_path: JSONL file of the test rows.
         validation_fraction: Share of ``path`` held out for validation without such a file.
         test_fraction: Share of ``path`` held out for testing without such a file.
+        gold_column: Column with a right answer, for SFT; the scorer gets it too.
         chat: A ``prompt`` becomes one user message of a chat; else it is raw text.
         name: Identifies the task in records and metrics.
 
@@ -65,6 +69,7 @@ class Rows(Task):
         test_path: str | None = None,
         validation_fraction: float = 0.1,
         test_fraction: float = 0.0,
+        gold_column: str | None = None,
         chat: bool = True,
         name: str = "rows",
     ) -> None:
@@ -82,6 +87,7 @@ class Rows(Task):
         self.components = components
         self.primary = components[-1] if primary is None else primary
         self.scorer = scorer
+        self.gold_column = gold_column
         self.chat = chat
         self._paths: Mapping[Split, str | None] = {
             "train": path,
@@ -113,19 +119,34 @@ class Rows(Task):
         return rows[:num]
 
     def score(self, prompt: Prompt, completion: str) -> Scores:
-        """What the scorer says."""
+        """What the scorer says; an awaitable of it where the scorer is asynchronous."""
         columns = dict(prompt.columns)
-        scores = self.scorer(columns.pop("prompt"), completion, **columns)
-        if scores is None:
+        verdict = self.scorer(columns.pop("prompt"), completion, **columns)
+        if inspect.isawaitable(verdict):
+            return self._later(verdict)  # type: ignore[return-value]  # scoring awaits it
+        return self._scores(verdict)
+
+    async def _later(self, verdict: Awaitable[Verdict]) -> Scores:
+        return self._scores(await verdict)
+
+    def _scores(self, verdict: Verdict) -> Scores:
+        if verdict is None:
             return dict.fromkeys(self.components)
-        if isinstance(scores, Mapping):
-            return scores
+        if isinstance(verdict, Mapping):
+            return verdict
         if len(self.components) > 1:
             raise ValueError(
-                f"the scorer returned {scores!r}; with components={self.components} it must "
+                f"the scorer returned {verdict!r}; with components={self.components} it must "
                 "return a mapping of them."
             )
-        return {self.components[0]: scores}
+        return {self.components[0]: verdict}
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """The row's ``gold_column``; None without one."""
+        if self.gold_column is None:
+            return None
+        answer = prompt.columns[self.gold_column]
+        return None if answer is None else str(answer)
 
     def _load(self, path: Path) -> list[Prompt]:
         if not path.is_file():
@@ -166,6 +187,8 @@ class Rows(Task):
             if not self.chat:
                 raise ValueError("`messages` need chat=true.")
             messages = tuple(content)
+        if self.gold_column is not None and self.gold_column not in columns:
+            raise ValueError(f"there is no column {self.gold_column!r}, the task's gold_column.")
         self._check_columns(content, columns)
         canonical = json.dumps(content, sort_keys=True)
         return Prompt(

@@ -250,6 +250,10 @@ class Skills(Task):
             is_right = _pairs(text) == _pairs(answer)
         return {"format": float(has_form), "accuracy": float(has_form and is_right)}
 
+    def gold(self, prompt: Prompt) -> str | None:
+        """The answer."""
+        return str(prompt.columns["answer"])
+
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
         """A constant answer for each skill, and the question echoed."""
         return {

@@ -19,8 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 from tropism.tasks.base import Scores, Split, Task
@@ -37,7 +38,7 @@ from tropism.tasks.structured_schema import (
     json_schema,
     schema_paths,
 )
-from tropism.tasks.structured_vocabulary import THEMES, Theme
+from tropism.tasks.structured_vocabulary import INVENTED_STRINGS, THEMES, Theme
 from tropism.types import Prompt
 
 
@@ -146,6 +147,12 @@ class StructuredOutput(Task):
             "pass": float(passes),
         }
 
+    def gold(self, prompt: Prompt) -> str | None:
+        """One line of JSON that passes, its strings out of a fixed list."""
+        draw = random.Random(f"gold/{prompt.columns['row_hash']}")
+        strings = iter(draw.sample(INVENTED_STRINGS, len(INVENTED_STRINGS)))  # none twice
+        return json.dumps(_invented(prompt.columns["schema"], strings, draw))
+
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
         """``constant``: one fixed object. ``schema_echo``: the block of the prompt that shows the
         schema, as it is. ``schema_echo_json``: the right keys and types, filled from the schema.
@@ -209,6 +216,23 @@ def _is_made_up(value: Mapping[str, Any], prompt: Prompt) -> bool:
     if any(is_blank_or_echo(string, text) for string in strings):
         return False
     return not all_same(strings) and not any(has_repeats(items) for items in fields)
+
+
+def _invented(schema: Mapping[str, Any], strings: Iterator[str], draw: random.Random) -> Any:
+    """A value that meets ``schema``, made up."""
+    if "enum" in schema:
+        return draw.choice(schema["enum"])
+    if schema["type"] == "object":
+        fields = schema["properties"].items()
+        return {name: _invented(child, strings, draw) for name, child in fields}
+    if schema["type"] == "array":
+        return list(islice(strings, draw.randint(1, 3)))
+    if schema["type"] == "string":
+        return next(strings)
+    if schema["type"] == "boolean":
+        return draw.random() < 0.5
+    value = draw.randint(schema.get("minimum", 2), schema.get("maximum", 60))
+    return value if schema["type"] == "integer" else value + draw.randint(1, 9) / 10
 
 
 def _filled(schema: Mapping[str, Any], key: str = "") -> Any:
