@@ -172,9 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         chat(given[1:])
         return
-    # The console script has no working directory on its path; users' own tasks live there.
-    if "" not in sys.path:
-        sys.path.append("")
+    # Users' own tasks and rewards live in the working directory, which the console script does not
+    # have on its path, or beside their config: jsonargparse parses that in the folder it lies in.
+    sys.path += [folder for folder in (os.getcwd(), "") if folder not in sys.path]
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_news)
     # Lightning's own use of an attribute that torch deprecated.
     warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")

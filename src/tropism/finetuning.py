@@ -14,6 +14,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from tropism.lora.optimizer_state import load_by_name
+from tropism.lora.placement import Placement
+from tropism.measurements.layer_names import LinearSite
 from tropism.models import LoRA, Model, load_policy
 from tropism.optimization import AdamW
 from tropism.policy import Policy
@@ -75,8 +78,10 @@ class FineTuning(L.LightningModule):
         self.observers: list[StepObserver] = []
         self.policy: Policy
         self.network: nn.Module | None = None
+        self.placement: Placement | None = None
         self.tasks: dict[str, Task] = {}
         self.rewards: Rewards
+        self.gradient_shares: dict[str, float | None] = {}
 
     # -- set-up -------------------------------------------------------------------------------
 
@@ -96,6 +101,10 @@ class FineTuning(L.LightningModule):
             return
         self.policy = load_policy(self.model_settings, self.lora)
         self.network = self.policy.model  # registers the parameters with Lightning
+        if self.lora is not None:
+            self.placement = Placement(
+                self.policy.sites, self.policy.lora_layer, max_rank=self.lora.rank
+            )
         self.engine.bind(self.policy)
 
     def num_updates_per_rollout(self) -> int:
@@ -107,7 +116,24 @@ class FineTuning(L.LightningModule):
         optimizer, scheduler = self.optimizer_settings.build(
             self.policy.named_trainable(), num_steps=rollouts * self.num_updates_per_rollout()
         )
+        load_by_name(optimizer)
         return [optimizer], [scheduler]
+
+    def on_train_start(self) -> None:
+        if self.placement is not None:
+            self.placement.reassert()
+
+    def num_trainable(self) -> int:
+        """Scalars that train now."""
+        return (
+            self.policy.num_trainable()
+            if self.placement is None
+            else (self.placement.num_trainable())
+        )
+
+    def trains_at(self, site: LinearSite) -> bool:
+        """Whether this linear's weight, or its adapter, trains now."""
+        return self.placement is None or self.placement.entry(site).state == "TRAIN"
 
     def on_fit_start(self) -> None:
         """Every prompt is checked against the context before the first one is sampled."""
@@ -134,7 +160,7 @@ class FineTuning(L.LightningModule):
             observer.after_update(self, batch, metrics)
 
     def _optimizer_step(self) -> float:
-        """Clip, step and advance the schedule.
+        """Clip, step and advance the schedule, at the plan's pace for each adapter.
 
         Returns:
             The gradient norm before clipping.
@@ -144,6 +170,9 @@ class FineTuning(L.LightningModule):
         """
         optimizer: Any = self.optimizers()
         scheduler: Any = self.lr_schedulers()
+        placement = self.placement
+        if placement is not None:
+            placement.mask_gradients()
         limit = self.optimizer_settings.max_grad_norm
         norm = nn.utils.clip_grad_norm_(
             self.policy.named_trainable().values(), float("inf") if limit is None else limit
@@ -153,7 +182,11 @@ class FineTuning(L.LightningModule):
                 f"the gradient norm is {float(norm)} in rollout {self.rollout}. No step was "
                 "taken. Lower optimizer.learning_rate, and resume from the last checkpoint."
             )
+        if placement is not None:
+            placement.scale_learning_rates(optimizer.optimizer, scheduler.get_last_lr()[0])
         optimizer.step()
+        if placement is not None:
+            placement.after_step()
         scheduler.step()
         return float(norm)
 
@@ -228,11 +261,17 @@ class FineTuning(L.LightningModule):
 
     def run_state(self) -> dict[str, Any]:
         """What a checkpoint holds of the run besides weights and optimizer."""
-        return {"rollout": self.rollout, "reward_weights": self.rewards.state_dict()}
+        return {
+            "rollout": self.rollout,
+            "reward_weights": self.rewards.state_dict(),
+            "placement": None if self.placement is None else self.placement.state_dict(),
+        }
 
     def load_run_state(self, state: Mapping[str, Any]) -> None:
         """Restore what ``run_state`` gave."""
         self.rollout = state["rollout"]
+        if self.placement is not None:
+            self.placement.load_state_dict(state["placement"])
         if self.tasks:  # none where a checkpoint is loaded outside a Trainer
             self.rewards.load_state_dict(state["reward_weights"])
 

@@ -166,7 +166,7 @@ class GRPO(FineTuning):
             batch,
             update,
             has_reference=self.objective.beta > 0,
-            trainable_params=self.policy.num_trainable(),
+            trainable_params=self.num_trainable(),
         )
 
     def _stop_without_signal(self, *, had_signal: bool) -> None:

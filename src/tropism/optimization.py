@@ -44,11 +44,16 @@ class AdamW:
     def build(
         self, named_parameters: Mapping[str, nn.Parameter], *, num_steps: int
     ) -> tuple[torch.optim.Optimizer, Any]:
-        """The optimizer over these parameters and its schedule over ``num_steps`` steps."""
+        """The optimizer over these parameters and its schedule over ``num_steps`` steps.
+
+        A and B of one linear are a group of their own, so that each can have its own learning
+        rate; all else is one group. Groups know their parameters' names. The updates are the
+        same, bit for bit, as those of a single group.
+        """
         from transformers import get_scheduler
 
         optimizer = torch.optim.AdamW(
-            list(named_parameters.values()),
+            _groups(named_parameters),
             lr=self.learning_rate,
             betas=self.betas,
             eps=self.epsilon,
@@ -62,3 +67,13 @@ class AdamW:
             num_training_steps=max(num_steps, self.warmup_steps + 1),
         )
         return optimizer, scheduler
+
+
+def _groups(named_parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+    """One group of (name, parameter) pairs for each adapter, and one for what is no adapter."""
+    groups: dict[str, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in named_parameters.items():
+        adapted, _, side = name.partition(".lora_")  # ..q_proj, A.default.weight
+        adapter = side.partition(".")[2]
+        groups.setdefault(f"{adapted} {adapter}" if side else "", []).append((name, parameter))
+    return [{"params": group} for group in groups.values()]

@@ -87,19 +87,28 @@ class Policy:
 
     def adapter(self, site: LinearSite) -> Adapter | None:
         """The LoRA factors at ``site``, or None where it has none."""
-        layer = self.base.get_submodule(site.name)
-        if not isinstance(layer, LoraLayer) or ADAPTER not in layer.lora_A:
+        layer = self.lora_layer(site)
+        if layer is None:
             return None
         a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
         assert isinstance(a, nn.Parameter)
         assert isinstance(b, nn.Parameter)
         return Adapter(a, b, layer.scaling[ADAPTER])
 
+    def lora_layer(self, site: LinearSite) -> LoraLayer | None:
+        """PEFT's layer at ``site``, or None where it has no adapter."""
+        layer = self.base.get_submodule(site.name)
+        return layer if isinstance(layer, LoraLayer) and ADAPTER in layer.lora_A else None
+
     def linear(self, site: LinearSite) -> nn.Module:
         """The base linear at ``site``, without its adapter."""
         layer = self.base.get_submodule(site.name)
         base: nn.Module = layer.get_base_layer() if isinstance(layer, LoraLayer) else layer
         return base
+
+    def weight(self, site: LinearSite) -> Tensor:
+        """The base weight at ``site``, detached; [d_out, d_in], or its transpose in GPT-2."""
+        return self.linear(site).get_parameter("weight").detach()
 
     def starting_adapter(self, site: LinearSite) -> tuple[Tensor, Tensor] | None:
         """(A_0, B_0) of the adapter that the run started from; None means B_0 = 0."""
@@ -257,12 +266,17 @@ class Policy:
         """
         return self.can_pack and not self.base.is_gradient_checkpointing
 
+    def completion_states(self, batch: MicroBatch) -> Tensor:
+        """[N, D] last hidden states that predict the completion tokens of a micro-batch."""
+        share = self._hidden_after_shared_prompt if self._can_share else self._hidden
+        return share(batch)[batch.mask]
+
     # -- the same weights in another light ----------------------------------------------------
 
     def _lora_layers(self) -> Iterator[tuple[LinearSite, LoraLayer]]:
         for site in self.sites:
-            layer = self.base.get_submodule(site.name)
-            if isinstance(layer, LoraLayer):
+            layer = self.lora_layer(site)
+            if layer is not None:
                 yield site, layer
 
     @contextmanager

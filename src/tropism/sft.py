@@ -205,7 +205,7 @@ class SFT(FineTuning):
             optimizer.zero_grad(set_to_none=True)
             self.engine.sync()
         metrics = step_metrics(
-            batch, update, has_reference=False, trainable_params=self.policy.num_trainable()
+            batch, update, has_reference=False, trainable_params=self.num_trainable()
         )
         return {**metrics, "sampler_gap": None}  # nothing was sampled
 

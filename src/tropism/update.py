@@ -65,11 +65,7 @@ def prepare(
     they are left out of every forward, while all denominators still count them. Truncated rows
     that are masked leave the denominators too.
     """
-    completions = batch.completions
-    lengths = torch.tensor([len(completion.token_ids) for completion in completions])
-    counted = torch.tensor(
-        [not objective.mask_truncated or c.finish_reason == "stop" for c in completions]
-    )
+    lengths, counted = _lengths_and_counted(batch, objective)
     keep = counted & (batch.advantages != 0)
     if objective.beta > 0 or objective.entropy_bonus > 0:
         keep = counted
@@ -80,13 +76,7 @@ def prepare(
             batch.rollouts, keep=keep, max_tokens=max_tokens, pad_token_id=policy.pad_token_id
         )
     ]
-    weights = token_weights(
-        lengths,
-        loss=objective.loss,
-        group_size=batch.group_size,
-        max_completion_length=max_completion_length,
-        counted=counted,
-    )
+    weights = row_weights(batch, objective, max_completion_length=max_completion_length)
     prepared = PreparedBatch(
         parts,
         weights.to(device),
@@ -103,6 +93,28 @@ def prepare(
                     logprobs, _ = policy.completion_logprobs(part, temperature=temperature)
                     prepared.reference_logprobs.append(logprobs)
     return prepared
+
+
+def row_weights(batch: RolloutBatch, objective: Objective, *, max_completion_length: int) -> Tensor:
+    """[B] weight in the loss of each token of a row, from all rows of the rollout."""
+    lengths, counted = _lengths_and_counted(batch, objective)
+    return token_weights(
+        lengths,
+        loss=objective.loss,
+        group_size=batch.group_size,
+        max_completion_length=max_completion_length,
+        counted=counted,
+    )
+
+
+def _lengths_and_counted(batch: RolloutBatch, objective: Objective) -> tuple[Tensor, Tensor]:
+    """[B] tokens of each completion, and whether it counts (not truncated and masked)."""
+    completions = batch.completions
+    lengths = torch.tensor([len(completion.token_ids) for completion in completions])
+    counted = torch.tensor(
+        [not objective.mask_truncated or c.finish_reason == "stop" for c in completions]
+    )
+    return lengths, counted
 
 
 def _sampler_logprobs(part: MicroBatch, batch: RolloutBatch) -> Tensor:

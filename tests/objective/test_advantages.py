@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from tropism.objective.advantages import EPSILON, component_advantages, group_advantages
+from tropism.objective.advantages import (
+    EPSILON,
+    component_advantages,
+    component_shares,
+    group_advantages,
+)
+
+NAN = float("nan")
 
 
 def test_hand_computed_group_scaling():
@@ -87,3 +94,40 @@ def test_component_advantages_equal_trls_formula_with_abstentions():
     expected = (total - total.mean()) / (total.std() + 1e-4)
     found = component_advantages(components, weights=weights, group_size=4).values
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_component_shares_add_up_to_the_advantages(scale):
+    components = {
+        "a": torch.tensor([0.0, 1.0, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]),
+        "b": torch.tensor([1.0, 0.0, NAN, 0.2, 0.5, 0.5, 0.5, 0.5]),
+    }
+    weights = {"a": 2.0, "b": 0.5}
+    filled = components["b"].clone()
+    filled[2] = 0.4  # the mean of the others in its group
+    rewards = 2.0 * components["a"] + 0.5 * filled
+    expected = group_advantages(rewards, group_size=4, scale=scale).values
+    shares = component_shares(
+        components, rewards=rewards, weights=weights, group_size=4, scale=scale
+    )
+    found = sum(weights[name] * share for name, share in shares.items())
+    torch.testing.assert_close(found, expected)
+    assert shares["b"][2] == 0
+    assert (shares["a"][4:] == 0).all()
+
+
+def test_component_shares_of_normalised_components_add_up_too():
+    components = {
+        "a": torch.tensor([0.0, 1.0, 0.5, 0.5]),
+        "b": torch.tensor([1.0, 0.0, 0.3, 0.2]),
+    }
+    weights = {"a": 2.0, "b": 0.5}
+    expected = component_advantages(components, weights=weights, group_size=2).values
+    shares = component_shares(
+        components,
+        rewards=torch.zeros(4),
+        weights=weights,
+        group_size=2,
+        aggregation="normalize_then_sum",
+    )
+    torch.testing.assert_close(2 * shares["a"] + 0.5 * shares["b"], expected)

@@ -76,6 +76,27 @@ def export_portable(
         ValueError: No such adapter, a scaling that is no power of two, or an adapter that has
             more than A and B of linears (DoRA, biases, saved modules, ...).
     """
+    config, layers = plain_lora(model, adapter_name)
+    pairs = {name: folded(name, layer, adapter_name) for name, layer in layers.items()}
+    rank = max(len(a) for a, _ in pairs.values())
+    padded = {}
+    for name, (a, b) in pairs.items():
+        missing = rank - len(a)
+        padded[name] = (
+            nn.functional.pad(a, (0, 0, 0, missing)),
+            nn.functional.pad(b, (0, missing)),
+        )
+    return write_adapter(
+        folder, padded, like=config, base_model_name_or_path=base_model_name_or_path
+    )
+
+
+def plain_lora(model: PeftModel, adapter_name: str) -> tuple[LoraConfig, dict[str, LoraLayer]]:
+    """An adapter's config and its layers, by module name.
+
+    Raises:
+        ValueError: No such adapter, it adapts nothing, or it is more than A and B of linears.
+    """
     config = model.peft_config.get(adapter_name)
     if not isinstance(config, LoraConfig):
         raise ValueError(
@@ -88,30 +109,47 @@ def export_portable(
         for name, layer in model.get_base_model().named_modules()
         if isinstance(layer, LoraLayer) and adapter_name in layer.scaling
     }
-    factors = {name: _folded(name, layer, adapter_name) for name, layer in layers.items()}
-    if not factors:
+    if not layers:
         raise ValueError(f"adapter_name={adapter_name!r} adapts no linear: nothing to export.")
-    rank = max(len(a) for a, _ in factors.values())
-    tensors = {}
-    for name, (a, b) in factors.items():
-        missing = rank - len(a)
-        padded_a, padded_b = (
-            nn.functional.pad(a, (0, 0, 0, missing)),
-            nn.functional.pad(b, (0, missing)),
-        )
-        tensors[f"{PREFIX}{name}.lora_A.weight"] = padded_a.contiguous()
-        tensors[f"{PREFIX}{name}.lora_B.weight"] = padded_b.contiguous()
-    portable = LoraConfig(
-        task_type=config.task_type,
+    return config, layers
+
+
+def write_adapter(
+    folder: str | Path,
+    pairs: Mapping[str, tuple[Tensor, Tensor]],
+    *,
+    like: LoraConfig,
+    base_model_name_or_path: str | None,
+) -> Path:
+    """Write A [r, d_in] and B [d_out, r] of each module as an adapter with a scaling of 1.
+
+    Ranks that differ from the largest become patterns; ``folder`` is replaced as a whole.
+    """
+    rank = max(len(a) for a, _ in pairs.values())
+    smaller = {name: len(a) for name, (a, _) in pairs.items() if len(a) < rank}
+    for name, (a, _) in pairs.items():  # PEFT reads patterns as regular expressions
+        if _by_pattern(smaller, name, rank) != len(a):
+            raise ValueError(
+                f"{name!r} cannot be told from {get_pattern_key(list(smaller), name)!r} in PEFT's "
+                "rank_pattern: use export_portable, which needs none."
+            )
+    config = LoraConfig(
+        task_type=like.task_type,
         base_model_name_or_path=base_model_name_or_path,
         inference_mode=True,
         r=rank,
         lora_alpha=rank,
-        lora_dropout=config.lora_dropout,
-        fan_in_fan_out=config.fan_in_fan_out,
-        target_modules=list(factors),
+        rank_pattern=smaller,
+        alpha_pattern=dict(smaller),
+        lora_dropout=like.lora_dropout,
+        fan_in_fan_out=like.fan_in_fan_out,
+        target_modules=list(pairs),
     )
-    content = {**portable.to_dict(), "target_modules": list(factors)}  # PEFT's own order is random
+    content = {**config.to_dict(), "target_modules": list(pairs)}  # PEFT's own order is random
+    tensors = {}
+    for name, (a, b) in pairs.items():
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = a.contiguous()
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = b.contiguous()
     with whole_folder(folder) as filling:
         save_file(tensors, filling / WEIGHTS_FILE, metadata={"format": "pt"})
         text = json.dumps(content, indent=2, sort_keys=True)
@@ -189,26 +227,37 @@ def _refuse(config: LoraConfig, where: str) -> None:
         )
 
 
-def _folded(name: str, layer: LoraLayer, adapter: str) -> tuple[Tensor, Tensor]:
-    """A [r, d_in] and scaling * B [d_out, r], on the CPU."""
-    if adapter not in layer.lora_A or layer.lora_variant.get(adapter) is not None:
-        raise ValueError(f"{name!r} has no plain LoRA of a linear: export would not be exact.")
-    a, b = (
-        side[adapter].get_parameter("weight").detach().cpu()
-        for side in (layer.lora_A, layer.lora_B)
-    )
-    if a.ndim != 2 or layer.lora_bias[adapter]:
-        raise ValueError(f"{name!r} is no linear without LoRA bias: export would not be exact.")
+def folded(name: str, layer: LoraLayer, adapter: str) -> tuple[Tensor, Tensor]:
+    """A [r, d_in] and scaling * B [d_out, r], on the CPU.
+
+    Raises:
+        ValueError: More than A and B of a linear, or a scaling that B cannot take in exactly.
+    """
+    a, b = (side.cpu() for side in plain_factors(name, layer, adapter))
     scaling = float(layer.scaling[adapter])
     if scaling <= 0 or math.frexp(scaling)[0] != 0.5:
         raise ValueError(
             f"{name!r} has a LoRA scaling of {scaling:g}, which is no power of two, so folding it "
             "into B would round: choose alpha / rank (alpha / sqrt(rank) with rsLoRA) as 1, 2, 4..."
         )
-    folded = b * scaling
-    if not torch.equal(folded / scaling, b):
+    scaled = b * scaling
+    if not torch.equal(scaled / scaling, b):
         raise ValueError(f"{name!r}: B times {scaling:g} overflows {b.dtype}, or B is not finite.")
-    return a, folded
+    return a, scaled
+
+
+def plain_factors(name: str, layer: LoraLayer, adapter: str) -> tuple[Tensor, Tensor]:
+    """A [r, d_in] and B [d_out, r], where they are.
+
+    Raises:
+        ValueError: The adapter is more than these, or not on a linear.
+    """
+    if adapter not in layer.lora_A or layer.lora_variant.get(adapter) is not None:
+        raise ValueError(f"{name!r} has no plain LoRA of a linear: export would not be exact.")
+    a, b = (side[adapter].get_parameter("weight").detach() for side in (layer.lora_A, layer.lora_B))
+    if a.ndim != 2 or layer.lora_bias[adapter]:
+        raise ValueError(f"{name!r} is no linear without LoRA bias: export would not be exact.")
+    return a, b
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -38,6 +38,25 @@ TRAINABLE_PARAMS = "system/trainable_params"
 UPDATE_NORM_HEAT_MAP = "update_norms/cumulative"
 STEP_NORM_HEAT_MAP = "update_norms/step"
 
+SNR_HEAT_MAP = "pressure/snr"
+"""Signal's share of the energy of a prompt's gradient, linear by linear."""
+DEBIASED_HEAT_MAP = "pressure/debiased"
+POOLED_Z = "pressure/pooled_z"
+NOISE_SCALE = "pressure/noise_scale"
+"""Groups at which an update's signal equals its noise; compare with ``rollouts/groups``."""
+PROBE_COST = "pressure/cost_share"
+"""Share of the run's time that probes have taken."""
+GROUPS = "rollouts/groups"
+GROUP_SIZE = "rollouts/group_size"
+
+PLAN_TIMELINE = "plan/timeline"
+LR_SCALE_HEAT_MAP = "plan/lr_scale"
+PLAN_JACCARD = "plan/jaccard"
+"""Linears that train both before and after the last switch, over those that train in either."""
+PLAN_TRAINED = "plan/trained_linears"
+GUARD_KL = "plan/guard_kl"
+"""KL(before || after) of one update on a few completions, while a switch is watched."""
+
 PHASES = ("rollout", "reward", "train", "probe")
 """Keys of ``RolloutBatch.seconds``; the ``steps`` table has a ``seconds_`` column for each."""
 
@@ -62,6 +81,21 @@ PER_STEP: Mapping[str, str] = {"loss": LOSS, "grad_norm": GRAD_NORM, "lr": LEARN
 def reward_component(component: str) -> str:
     """Mean of one reward component over the completions where it applied."""
     return f"reward/{component}"
+
+
+def reward_weight(component: str) -> str:
+    """Weight of one reward component."""
+    return f"reward_weights/{component}"
+
+
+def gradient_share(component: str) -> str:
+    """Part of the update energy that comes from one reward component."""
+    return f"reward_gradients/share/{component}"
+
+
+def reward_cosine(component: str, other: str) -> str:
+    """Cosine of two components' gradients, over all linears that train."""
+    return f"reward_gradients/cosine/{component}/{other}"
 
 
 def seconds(phase: str) -> str:

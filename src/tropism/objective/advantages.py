@@ -86,22 +86,78 @@ def component_advantages(
     Raises:
         ValueError: G < 2, or B is not a multiple of it.
     """
-    total: Tensor | None = None
-    for name, values in components.items():
-        groups = _groups(values, group_size)
-        known = ~groups.isnan()
-        count = known.sum(dim=1, keepdim=True)
-        centred = torch.where(known, groups - groups.nanmean(dim=1, keepdim=True), 0.0)
-        std = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
-        filled = torch.where(known, groups, groups.nanmean(dim=1, keepdim=True)).nan_to_num(0.0)
-        is_constant = _is_constant(filled)[:, None]
-        score = torch.where(is_constant, 0.0, centred / (std + EPSILON))
-        total = score * weights[name] + (0.0 if total is None else total)
-    if total is None:
+    if not components:
         raise ValueError("there is no reward component to normalise.")
+    total = _sum_of_scores(components, weights, group_size)
     zero_variance = (total == 0).all(dim=1)
     values = total / (total.std() + EPSILON)  # each group's mean, and so the batch's, is 0
     return Advantages(values.reshape(-1), total.std(dim=1), zero_variance)
+
+
+def component_shares(
+    components: Mapping[str, Float[Tensor, " B"]],
+    *,
+    rewards: Float[Tensor, " B"],
+    weights: Mapping[str, float],
+    group_size: int,
+    scale: Scale = "group",
+    aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize",
+) -> dict[str, Float[Tensor, " B"]]:
+    """Each component's part of the advantages at weight 1: sum_k weights[k] * share_k = A.
+
+    The divisor (standard deviation of the summed rewards, of the group or the batch) is taken as it
+    was measured. A penalty beside the components (soft overlong) is nobody's share.
+
+    Args:
+        components: Name -> [B], NaN where a sample abstained: its share is 0, its group's mean.
+        rewards: [B] what the advantages were made of.
+        weights: Name -> weight.
+        group_size: G.
+        scale: As for the advantages.
+        aggregation: As for the advantages.
+    """
+    if aggregation == "normalize_then_sum":
+        divisor = _sum_of_scores(components, weights, group_size).std() + EPSILON
+        return {
+            name: (_scores(values, group_size) / divisor).reshape(-1)
+            for name, values in components.items()
+        }
+    groups = _groups(rewards, group_size)
+    has_signal = ~_is_constant(groups)[:, None]
+    spread = groups.new_ones(())
+    if scale == "group":
+        spread = groups.std(dim=1, keepdim=True) + EPSILON
+    elif scale == "batch":
+        spread = rewards.std() + EPSILON
+    return {
+        name: torch.where(has_signal, _centred(values, group_size)[0] / spread, 0.0).reshape(-1)
+        for name, values in components.items()
+    }
+
+
+def _sum_of_scores(
+    components: Mapping[str, Float[Tensor, " B"]], weights: Mapping[str, float], group_size: int
+) -> Float[Tensor, "P G"]:
+    """The weighted sum of the components, each normalised within its group."""
+    parts = [_scores(values, group_size) * weights[name] for name, values in components.items()]
+    return torch.stack(parts).sum(dim=0)
+
+
+def _scores(values: Tensor, group_size: int) -> Tensor:
+    """[P, G] z-scores within each group, 0 where a sample abstained or all are equal."""
+    centred, filled, known = _centred(values, group_size)
+    count = known.sum(dim=1, keepdim=True)
+    std = (centred.square().sum(dim=1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
+    return torch.where(_is_constant(filled)[:, None], 0.0, centred / (std + EPSILON))
+
+
+def _centred(values: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[P, G] differences from the group's mean (0 where abstained), filled values, who judged."""
+    groups = _groups(values, group_size)
+    known = ~groups.isnan()
+    mean = groups.nanmean(dim=1, keepdim=True)
+    centred = torch.where(known, groups - mean, 0.0)
+    return centred, torch.where(known, groups, mean).nan_to_num(0.0), known
 
 
 def _groups(rewards: Tensor, group_size: int) -> Tensor:

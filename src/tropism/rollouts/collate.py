@@ -45,6 +45,15 @@ def micro_batches(
             rows = rows[size:]
 
 
+def rows_of(rollouts: Sequence[Rollout], rows: Sequence[int], *, pad_token_id: int) -> MicroBatch:
+    """These rows of a rollout batch, all of one prompt and in this order, as one micro-batch."""
+    group_size = len(rollouts[0].completions)
+    (prompt,) = {row // group_size for row in rows}
+    completions = rollouts[prompt].completions
+    chosen = [(row, completions[row % group_size].token_ids) for row in rows]
+    return _collate(rollouts[prompt].prompt_token_ids, chosen, pad_token_id)
+
+
 def packs(
     rollouts: Sequence[Rollout], *, max_tokens: int, pad_token_id: int, should_join: bool
 ) -> Iterator[Pack]:

@@ -1,0 +1,151 @@
+"""SFT, GRPO, and SFT before GRPO, at equal numbers of steps, learning rates tried and samples.
+
+    python experiments/warmup/run.py --jobs 2        about half an hour; finished cells are skipped
+
+Each arm takes 80 steps of 32 sequences (sft_then_grpo: 40 and 40). Its learning rate is the best of
+three on a seed of its own; then five other seeds are run. Rows go to ``results.csv``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.csv"
+COLUMNS = ("arm", "learning_rate", "seed", "skills", "n", "passed_before", "passed_after")
+ARMS = {"sft": ("sft",), "grpo": ("grpo",), "sft_then_grpo": ("sft", "grpo")}
+RATES = ("1e-3", "2e-3", "4e-3")
+TUNING_SEED = 100
+SEEDS = (0, 1, 2, 3, 4)
+NUM_STEPS = 80
+writing = Lock()
+
+
+def tropism(subcommand: str, config: str, name: str, *settings: str) -> Path:
+    """Run the command in a folder of its own; the run folder."""
+    version = f"--trainer.logger.init_args.version={name}"
+    folder = Path("runs") / f"warmup_{config}" / name
+    if (folder / "records" / "evals.jsonl").exists() and (folder / "done").exists():
+        return folder
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+    command = [Path(sys.executable).parent / "tropism", subcommand]
+    command += ["--config", HERE / f"{config}.yaml", version, *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    (folder / "done").touch()
+    return folder
+
+
+def passes(folder: Path) -> list[tuple[int, int]]:
+    """(n, passed) of every evaluation of a run, in order."""
+    from tropism.measurements.records import read
+
+    evals = read(folder, "evals")
+    return [(int(n), round(n * v)) for n, v in zip(evals["n"], evals["value"], strict=True)]
+
+
+def run_cell(arm: str, rate: str, seed: int) -> None:
+    """Train one arm with one seed, evaluate, append two rows."""
+    phases = ARMS[arm]
+    adapter: Path | None = None
+    before: list[tuple[int, int]] = []
+    for phase in phases:
+        settings = [
+            f"--seed_everything={seed}",
+            f"--model.init_args.optimizer.learning_rate={rate}",
+            f"--data.init_args.num_rollouts={NUM_STEPS // len(phases)}",
+        ]
+        if adapter is not None:
+            settings.append(f"--model.init_args.model.adapter={adapter}")
+        adapter = tropism("fit", phase, f"{arm}_{rate}_{seed}", *settings)
+        before += passes(adapter)[:1]
+    assert adapter is not None
+    others = [f"--seed_everything={seed}"]
+    base = passes(tropism("validate", "other_skills", f"base_{seed}", *others))
+    tuned = passes(
+        tropism(
+            "validate",
+            "other_skills",
+            f"{arm}_{rate}_{seed}",
+            *others,
+            f"--model.init_args.model.adapter={adapter}",
+        )
+    )
+    trained = passes(adapter)
+    rows = [
+        (arm, rate, seed, "trained", before[0][0], before[0][1], trained[-1][1]),
+        (arm, rate, seed, "other", base[0][0], base[0][1], tuned[-1][1]),
+    ]
+    with writing, RESULTS.open("a", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def finished() -> list[dict[str, str]]:
+    if not RESULTS.exists():
+        RESULTS.write_text(",".join(COLUMNS) + "\n")
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def run_all(cells: list[tuple[str, str, int]], jobs: int) -> None:
+    done = {(row["arm"], row["learning_rate"], int(row["seed"])) for row in finished()}
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in [pool.submit(run_cell, *cell) for cell in cells if cell not in done]:
+            future.result()
+
+
+def best_rates() -> dict[str, str]:
+    """Arm -> learning rate with the most passes on trained skills, on the tuning seed."""
+    scores: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in finished():
+        if int(row["seed"]) == TUNING_SEED and row["skills"] == "trained":
+            scores[row["arm"]][row["learning_rate"]] = int(row["passed_after"])
+    return {arm: max(rates, key=lambda rate: rates[rate]) for arm, rates in scores.items()}
+
+
+def report() -> None:
+    """Mean pass rates over seeds, and paired differences with 95 % intervals over seeds."""
+    import numpy as np
+    from scipy import stats
+
+    rates = best_rates()
+    for skills in ("trained", "other"):
+        after: dict[str, dict[int, float]] = defaultdict(dict)
+        for row in finished():
+            arm, seed = row["arm"], int(row["seed"])
+            if row["skills"] == skills and seed in SEEDS and row["learning_rate"] == rates[arm]:
+                after[arm][seed] = int(row["passed_after"]) / int(row["n"])
+                after["base"][seed] = int(row["passed_before"]) / int(row["n"])
+        for arm, by_seed in after.items():
+            print(
+                f"{skills:8} {arm:14} {np.mean(list(by_seed.values())):.3f}  {len(by_seed)} seeds"
+            )
+        for arm in ("sft", "grpo"):
+            pairs = [after["sft_then_grpo"][s] - after[arm][s] for s in after[arm]]
+            low, high = stats.t.interval(
+                0.95, len(pairs) - 1, loc=np.mean(pairs), scale=stats.sem(pairs)
+            )
+            interval = f"({low:+.3f} to {high:+.3f})"
+            print(f"{skills:8} sft_then_grpo - {arm}: {np.mean(pairs):+.3f} {interval}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")
+    options = parser.parse_args()
+    run_all([(arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES], options.jobs)
+    rates = best_rates()
+    run_all([(arm, rates[arm], seed) for seed in SEEDS for arm in ARMS], options.jobs)
+    report()
+
+
+if __name__ == "__main__":
+    main()
