@@ -54,7 +54,7 @@ class Given:
         ]
 
 
-def collect(engine: Given, **objective):
+def collect(engine: Given, *, shuffle_rewards: bool = False, group_size: int = 2, **objective):
     tasks = {"digits": Digits()}
     experience = Experience(
         engine=engine,
@@ -62,8 +62,9 @@ def collect(engine: Given, **objective):
         rewards=Rewards(None, tasks),
         objective=Objective(**objective),
         sampling=Sampling(max_new_tokens=10),
-        group_size=2,
+        group_size=group_size,
         seed=7,
+        shuffle_rewards=shuffle_rewards,
     )
     return experience.collect(PROMPTS, rollout=3)
 
@@ -97,3 +98,14 @@ def test_aggregation_by_component():
     assert batch.zero_variance.tolist() == [False, True]
     assert batch.advantages[0].item() == pytest.approx(-batch.advantages[1].item())
     assert batch.advantages[2:].tolist() == [0, 0]
+
+
+def test_shuffled_rewards_are_those_of_the_group_dealt_out_anew_and_keyed():
+    answers = {"a": tuple("01234567"), "b": tuple("76543210")}
+    plain = collect(Given(answers), group_size=8)
+    shuffled = collect(Given(answers), group_size=8, shuffle_rewards=True)
+    for group in (slice(0, 8), slice(8, 16)):
+        assert sorted(shuffled.rewards[group].tolist()) == sorted(plain.rewards[group].tolist())
+        assert shuffled.rewards[group].tolist() != plain.rewards[group].tolist()
+    again = collect(Given(answers), group_size=8, shuffle_rewards=True)
+    assert torch.equal(shuffled.rewards, again.rewards)

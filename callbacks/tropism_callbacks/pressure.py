@@ -1,4 +1,4 @@
-"""Where the reward pulls, and how surely: probes pooled over rollouts, read when there are enough."""
+"""Where the reward pulls, and how surely: probes are pooled, and read when there are enough."""
 
 from __future__ import annotations
 

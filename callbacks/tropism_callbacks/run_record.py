@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 
 from tropism.measurements import metrics as names
+from tropism.measurements.component_statistics import component_statistics
 from tropism.measurements.disk import explained_disk_full, require_writable
 from tropism.measurements.records import TABLES
 from tropism.provenance import RunFile, collect
@@ -88,7 +87,7 @@ class RunRecord(Callback, StepObserver):
                 "component": component,
                 "weight": weights[component],
                 **values,
-                "gradient_share": None,
+                "gradient_share": module.gradient_shares.get(component),
             }
             for component, values in statistics.items()
         ]
@@ -137,22 +136,6 @@ class RunRecord(Callback, StepObserver):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._last_reward = state_dict["last_reward"]
-
-
-def component_statistics(scores: Tensor, group_size: int) -> dict[str, float | None]:
-    """Mean of one component, and the mean over groups of its standard deviation within a group.
-
-    Args:
-        scores: [B], NaN where the component abstained; those are left out of both.
-        group_size: G; a group with fewer than two scores has no deviation.
-    """
-    groups = [group[~group.isnan()] for group in scores.view(-1, group_size)]
-    deviations = [group.std() for group in groups if len(group) > 1]
-    mean = torch.cat(groups).mean()  # NaN, and so null, where all abstained
-    return {
-        "mean": float(mean),
-        "group_std": float(torch.stack(deviations).mean()) if deviations else None,
-    }
 
 
 def _seconds(batch: RolloutBatch) -> dict[str, float]:

@@ -14,6 +14,7 @@ from tropism.measurements.heat_map import draw_heat_map, layer_by_module, render
 from tropism.measurements.layer_names import LinearSite
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
 
 
@@ -58,6 +59,14 @@ def log_heat_map(
         pixels = render(draw_heat_map(matrix, layers, modules, title=title))
         with explained_disk_full(trainer.log_dir or "."):
             writer.add_image(name, pixels, x, dataformats="HWC")
+
+
+def log_figure(trainer: Trainer, name: str, figure: Figure, *, x: int) -> None:
+    """Log a drawing as an image."""
+    writer = summary_writer(trainer)
+    if writer is not None:
+        with explained_disk_full(trainer.log_dir or "."):
+            writer.add_image(name, render(figure), x, dataformats="HWC")
 
 
 def log_markdown(trainer: Trainer, name: str, markdown: str, *, x: int) -> None:

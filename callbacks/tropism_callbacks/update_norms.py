@@ -60,6 +60,8 @@ class UpdateNorms(Callback, StepObserver):
         self._start_weights: dict[str, Tensor] = {}  # full-parameter only
         self._start_norms: dict[str, float] = {}
         self._before: dict[str, tuple[Tensor, ...]] = {}  # empty: no optimizer step
+        self.latest: dict[str, float | None] = {}
+        """Key of a linear -> its last ``update_norm``."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -98,8 +100,11 @@ class UpdateNorms(Callback, StepObserver):
         policy, trainer = module.policy, module.trainer
         if not self._is_measured(trainer, batch.rollout):
             return
-        rows = [self._row(policy, site) for site in policy.sites]
+        rows = [self._row(module, site) for site in policy.sites]
         self._before = {}
+        self.latest = {
+            site.key: row["update_norm"] for site, row in zip(policy.sites, rows, strict=True)
+        }
         self._recorder.append(rows, rollout=batch.rollout, step=trainer.global_step)
         every = self.heat_map_every
         if every and (batch.rollout % every == 0 or _is_last(trainer, batch.rollout)):
@@ -126,18 +131,16 @@ class UpdateNorms(Callback, StepObserver):
         return float(starting_norm(weight, *start, adapter.scaling))
 
     @torch.no_grad()
-    def _row(self, policy: Policy, site: LinearSite) -> dict[str, Any]:
+    def _row(self, module: FineTuning, site: LinearSite) -> dict[str, Any]:
+        policy = module.policy
         before = self._before.get(site.name)
         total = step = 0.0
-        rank = 0
         if not policy.uses_lora:
             weight = _weight(policy, site)
-            rank = min(weight.shape)
             total = float(dense_change_norm(weight, self._start_weights[site.name]))
             step = float(dense_change_norm(weight, *before)) if before else 0.0
         elif (adapter := policy.adapter(site)) is not None:
             a, b, scaling = adapter.a, adapter.b, adapter.scaling
-            rank = a.shape[0]
             start = policy.starting_adapter(site)
             if start is None:  # B_0 = 0
                 total = abs(scaling) * float(low_rank_norm(b, a))
@@ -151,12 +154,19 @@ class UpdateNorms(Callback, StepObserver):
         return {
             "layer": site.layer,
             "module": site.module,
-            "state": "TRAIN" if rank else "OFF",
-            "rank": rank,
-            "lr_scale": 1.0,
+            **_in_force(module, site),
             "update_norm": total / norm if norm else None,
             "step_norm": step / norm if norm else None,
         }
+
+
+def _in_force(module: FineTuning, site: LinearSite) -> dict[str, Any]:
+    """State, rank and lr_scale by the plan; a weight that trains itself has its full rank."""
+    if module.placement is None:
+        rank = min(_weight(module.policy, site).shape)
+        return {"state": "TRAIN", "rank": rank, "lr_scale": 1.0}
+    entry = module.placement.entry(site)
+    return {"state": entry.state, "rank": entry.rank, "lr_scale": entry.lr_scale}
 
 
 def _weight(policy: Policy, site: LinearSite) -> Tensor:

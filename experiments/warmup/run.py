@@ -3,7 +3,7 @@
     python experiments/warmup/run.py --jobs 2        about half an hour; finished cells are skipped
 
 Each arm takes 80 steps of 32 sequences (sft_then_grpo: 40 and 40). Its learning rate is the best of
-three on a seed of its own; then five other seeds are run. Rows go to ``results.csv``.
+five on a seed of its own; then five other seeds are run. Rows go to ``results.csv``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.csv"
 COLUMNS = ("arm", "learning_rate", "seed", "skills", "n", "passed_before", "passed_after")
 ARMS = {"sft": ("sft",), "grpo": ("grpo",), "sft_then_grpo": ("sft", "grpo")}
-RATES = ("1e-3", "2e-3", "4e-3")
+RATES = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
 TUNING_SEED = 100
 SEEDS = (0, 1, 2, 3, 4)
 NUM_STEPS = 80

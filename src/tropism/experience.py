@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ class Experience:
         sampling: How completions are drawn.
         group_size: G.
         seed: Keys the sampling.
+        shuffle_rewards: Deal each group's scores out anew at random (a control).
         progress: Told while completions are sampled.
     """
 
@@ -41,6 +43,7 @@ class Experience:
     sampling: Sampling
     group_size: int
     seed: int
+    shuffle_rewards: bool = False
     progress: Callable[[GenerationProgress], None] | None = None
 
     def collect(self, prompts: Sequence[Prompt], *, rollout: int) -> RolloutBatch:
@@ -77,6 +80,11 @@ class Experience:
             )
         with timed(seconds, "reward"):
             scores = score_rollouts(self.tasks, rollouts)
+        if self.shuffle_rewards:
+            for group, its_scores in zip(rollouts, scores, strict=True):
+                # Whole completions trade places: what components say of each other stays true.
+                key = f"{self.seed}/{rollout}/{attempt}/{group.prompt.id}"
+                random.Random(key).shuffle(its_scores)
         return rollouts, scores
 
     def _judge(

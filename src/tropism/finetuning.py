@@ -119,6 +119,12 @@ class FineTuning(L.LightningModule):
         load_by_name(optimizer)
         return [optimizer], [scheduler]
 
+    def raw_optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer itself, without Lightning's wrapper."""
+        wrapped: Any = self.optimizers()
+        optimizer: torch.optim.Optimizer = wrapped.optimizer
+        return optimizer
+
     def on_train_start(self) -> None:
         if self.placement is not None:
             self.placement.reassert()
@@ -183,7 +189,7 @@ class FineTuning(L.LightningModule):
                 "taken. Lower optimizer.learning_rate, and resume from the last checkpoint."
             )
         if placement is not None:
-            placement.scale_learning_rates(optimizer.optimizer, scheduler.get_last_lr()[0])
+            placement.scale_learning_rates(self.raw_optimizer(), scheduler.get_last_lr()[0])
         optimizer.step()
         if placement is not None:
             placement.after_step()

@@ -42,6 +42,8 @@ class GRPO(FineTuning):
         engine: Where completions come from; the trainer's own modules where null.
         max_tokens_per_microbatch: Padded tokens of one training forward; bounds memory.
         max_rollouts_without_signal: So many rollouts in a row without any gradient stop the run.
+        shuffle_rewards: Control: each group's rewards are dealt out anew at random, so that
+            nothing can be learnt and whatever a policy then acts on is noise.
         seed: Keys the sampling; the CLI takes it from ``seed_everything``.
     """
 
@@ -57,6 +59,7 @@ class GRPO(FineTuning):
         engine: RolloutEngine | None = None,
         max_tokens_per_microbatch: int = 4096,
         max_rollouts_without_signal: int = 16,
+        shuffle_rewards: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -70,6 +73,7 @@ class GRPO(FineTuning):
                 "reward_weights": reward_weights,
                 "max_tokens_per_microbatch": max_tokens_per_microbatch,
                 "max_rollouts_without_signal": max_rollouts_without_signal,
+                "shuffle_rewards": shuffle_rewards,
                 "seed": seed,
             },
             model=model,
@@ -92,8 +96,10 @@ class GRPO(FineTuning):
                 "other; give at least 2."
             )
         self.objective = objective
+        self.shuffle_rewards = shuffle_rewards
         self.max_rollouts_without_signal = max_rollouts_without_signal
         self.rollouts_without_signal = 0
+        self.num_groups: int | None = None
 
     def configure_model(self) -> None:
         is_loaded = self.network is not None
@@ -107,7 +113,7 @@ class GRPO(FineTuning):
     # -- the step -----------------------------------------------------------------------------
 
     def training_step(self, batch: list[Prompt], batch_idx: int) -> None:
-        scored = self.experience.collect(batch, rollout=self.rollout)
+        scored = self.experience.collect(batch[: self.num_groups], rollout=self.rollout)
         with timed(scored.seconds, "probe"):
             self._tell_scored(scored)
         metrics = self._update(scored)
@@ -117,6 +123,20 @@ class GRPO(FineTuning):
         if refresh is not None and self.rollout % refresh == 0:
             self.policy.keep_reference()
         self._stop_without_signal(had_signal=bool(metrics["num_updates"]))
+
+    def resize_rollouts(self, *, num_groups: int, group_size: int) -> None:
+        """From the next rollout on: prompts per rollout and completions per prompt.
+
+        Raises:
+            ValueError: More prompts than the data module hands out, or fewer than 2 completions.
+        """
+        most: int = self.trainer.datamodule.prompts_per_rollout  # type: ignore[attr-defined]
+        if not 1 <= num_groups <= most or group_size < 2:
+            raise ValueError(
+                f"num_groups={num_groups}, group_size={group_size}: give 1 to {most} groups (the "
+                "config's batch_size / group_size) of at least 2."
+            )
+        self.num_groups, self.group_size = num_groups, group_size
 
     @property
     def experience(self) -> Experience:
@@ -129,6 +149,7 @@ class GRPO(FineTuning):
             sampling=self.sampling,
             group_size=self.group_size,
             seed=self.seed,
+            shuffle_rewards=self.shuffle_rewards,
             progress=self._report_progress,
         )
 
@@ -182,7 +203,11 @@ class GRPO(FineTuning):
     # -- checkpoints --------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
-        state = {**super().run_state(), "rollouts_without_signal": self.rollouts_without_signal}
+        state = {
+            **super().run_state(),
+            "rollouts_without_signal": self.rollouts_without_signal,
+            "sizes": (self.num_groups, self.group_size),
+        }
         if self.objective.reference_every is not None:
             state["reference"] = self.policy.reference_state()
         return state
@@ -190,5 +215,6 @@ class GRPO(FineTuning):
     def load_run_state(self, state: Mapping[str, Any]) -> None:
         super().load_run_state(state)
         self.rollouts_without_signal = state["rollouts_without_signal"]
+        self.num_groups, self.group_size = state["sizes"]
         if "reference" in state:
             self.policy.load_reference_state(state["reference"])

@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from tropism.lora.plan import SitePlan
 from tropism.measurements.layer_names import LinearSite, name_sites
 from tropism.rollouts.engine import Sampling
 from tropism.tasks.base import Split, Task
@@ -122,6 +123,8 @@ class StandIn(L.LightningModule):
         self.network = self.policy.model
         self.tasks = {"arithmetic": Arithmetic()}
         self.rewards = SimpleNamespace(weights={"right": 1.0, "short": 0.25})
+        self.placement = SimpleNamespace(entry=self._entry) if uses_lora else None
+        self.gradient_shares: dict[str, float | None] = {}
         self.rollout, self.fail_at = 0, fail_at
         self.failure: BaseException = RuntimeError("the reward of row 3 raised")
         self.observers: list[StepObserver] = []
@@ -129,6 +132,11 @@ class StandIn(L.LightningModule):
     def add_observer(self, observer: StepObserver) -> None:
         if observer not in self.observers:
             self.observers.append(observer)
+
+    def _entry(self, site: LinearSite) -> SitePlan:
+        adapter = self.policy.adapter(site)
+        state = "OFF" if adapter is None else "TRAIN"
+        return SitePlan(site.layer, site.module, state, 0 if adapter is None else 2)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.network.parameters(), lr=0.01)

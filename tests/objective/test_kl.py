@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tropism.objective.kl import kl_estimate
+from tropism.objective.kl import full_kl, kl_estimate
 
 POLICY = torch.tensor([0.5, 0.3, 0.2])
 REFERENCE = torch.tensor([0.2, 0.2, 0.6])
@@ -44,3 +44,14 @@ def test_gradient_of_k2_is_that_of_the_kl():
     expected = torch.autograd.grad(exact, logits, retain_graph=True)[0]
     found = torch.autograd.grad((probabilities.detach() * sampled).sum(), logits)[0]
     torch.testing.assert_close(found, expected)
+
+
+def test_full_kl_is_that_of_the_two_distributions():
+    generator = torch.Generator().manual_seed(0)
+    hidden, other = torch.randn(2, 70, 5, generator=generator)
+    weight = torch.randn(11, 5, generator=generator)
+    found = full_kl(hidden, other, head=lambda h: h @ weight.T, temperature=0.7)
+    p = torch.distributions.Categorical(logits=hidden @ weight.T / 0.7)
+    q = torch.distributions.Categorical(logits=other @ weight.T / 0.7)
+    torch.testing.assert_close(found, torch.distributions.kl_divergence(p, q))
+    assert full_kl(hidden, hidden, head=lambda h: h @ weight.T, temperature=1.0).max() == 0

@@ -1,12 +1,14 @@
-"""Estimates of KL(policy || reference) from sampled tokens.
+"""KL(policy || reference): estimated from sampled tokens, or summed over the vocabulary.
 
 Source: Schulman 2020, "Approximating KL divergence", joschu.net/blog/kl-approx.html.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,3 +33,31 @@ def kl_estimate(
     if estimator == "k2":
         return log_ratio.square() / 2
     return log_ratio.exp() - 1 - log_ratio
+
+
+@torch.no_grad()
+def full_kl(
+    hidden: Float[Tensor, "N D"],
+    other_hidden: Float[Tensor, "N D"],
+    *,
+    head: Callable[[Tensor], Tensor],
+    temperature: float,
+    chunk_tokens: int = 64,
+) -> Float[Tensor, " N"]:
+    """KL(p || q) in nats at each position, exactly, of two policies with the same head.
+
+    Args:
+        hidden: Last hidden states under p.
+        other_hidden: The same positions under q.
+        head: D -> V, as the model applies it.
+        temperature: Of the softmax, which is in fp32.
+        chunk_tokens: Positions whose logits exist at the same time.
+    """
+    parts = []
+    for one, other in zip(
+        hidden.split(chunk_tokens), other_hidden.split(chunk_tokens), strict=True
+    ):
+        log_p = (head(one).float() / temperature).log_softmax(dim=-1)  # (N, V)
+        log_q = (head(other).float() / temperature).log_softmax(dim=-1)
+        parts.append((log_p.exp() * (log_p - log_q)).sum(dim=-1))
+    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)

@@ -1,0 +1,113 @@
+"""Asking a policy so that the answer can be recomputed, and the JSON of question and answer."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tropism.adaptation.contracts import (
+    ComponentObservation,
+    Decision,
+    PlacementObservation,
+    PolicyState,
+    RewardObservation,
+    RolloutObservation,
+    SiteObservation,
+    input_digest,
+)
+from tropism.lora.plan import SitePlan
+
+KINDS = ("placement", "rewards", "rollouts")
+
+
+def random_key(seed: int, kind: str, rollout: int) -> tuple[int, ...]:
+    """What a decision's generator is seeded with: the same in a resumed run."""
+    digest = hashlib.sha256(kind.encode()).digest()
+    return (seed, int.from_bytes(digest[:4], "big"), rollout)
+
+
+def make(policy: Any, observation: Any, state: PolicyState, key: tuple[int, ...]) -> Decision:
+    """Ask ``policy``, with a generator of ``key``; ``inputs`` says on what it decided."""
+    decision: Decision = policy.decide(observation, state, np.random.default_rng(list(key)))
+    return replace(decision, inputs=input_digest(observation, state, key))
+
+
+# -- JSON --------------------------------------------------------------------------------------
+
+
+def policy_to_json(policy: Any) -> dict[str, Any]:
+    """``{"class_path": ..., "init_args": ...}``, as a config has it; nested policies too."""
+    kind = type(policy)
+    arguments = {field.name: getattr(policy, field.name) for field in fields(policy) if field.init}
+    return {
+        "class_path": f"{kind.__module__}.{kind.__qualname__}",
+        "init_args": {
+            name: policy_to_json(value) if is_dataclass(value) else value
+            for name, value in arguments.items()
+        },
+    }
+
+
+def policy_from_json(content: Mapping[str, Any]) -> Any:
+    """The policy again.
+
+    Raises:
+        ValueError: No such class, or settings that it does not have.
+    """
+    module, _, name = content["class_path"].rpartition(".")
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policy {content['class_path']!r} cannot be imported: {error}") from error
+    arguments = {
+        key: policy_from_json(value)
+        if isinstance(value, Mapping) and "class_path" in value
+        else tuple(value)
+        if isinstance(value, list)
+        else value
+        for key, value in content["init_args"].items()
+    }
+    try:
+        return kind(**arguments)
+    except TypeError as error:
+        raise ValueError(f"policy {content['class_path']!r}: {error}") from error
+
+
+def observation_to_json(observation: Any) -> dict[str, Any]:
+    """Plain mappings and lists."""
+    return asdict(observation)
+
+
+def observation_from_json(kind: str, content: Mapping[str, Any]) -> Any:
+    """The observation again.
+
+    Raises:
+        ValueError: No such kind.
+    """
+    if kind == "placement":
+        sites = tuple(
+            SiteObservation(**{**site, "plan": SitePlan(**site["plan"])})
+            for site in content["sites"]
+        )
+        return PlacementObservation(**{**content, "sites": sites})
+    if kind == "rewards":
+        components = tuple(ComponentObservation(**part) for part in content["components"])
+        return RewardObservation(**{**content, "components": components})
+    if kind == "rollouts":
+        return RolloutObservation(**content)
+    raise ValueError(f"kind={kind!r}: choose from {KINDS}.")
+
+
+def decision_to_json(decision: Decision) -> dict[str, Any]:
+    """Plain mappings and lists."""
+    return {**asdict(decision), "scores": list(decision.scores)}
+
+
+def decision_from_json(content: Mapping[str, Any]) -> Decision:
+    """The decision again."""
+    return Decision(**{**content, "scores": tuple(content["scores"])})

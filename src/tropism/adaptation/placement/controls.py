@@ -1,0 +1,238 @@
+"""Controls: what is left of a policy's effect without its timing, its map or its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tropism.adaptation.contracts import (
+    Decision,
+    PlacementObservation,
+    PlacementPolicy,
+    PolicyState,
+)
+from tropism.adaptation.plans import (
+    answer,
+    hold,
+    is_training,
+    num_parameters,
+    plan_rows,
+    present_plan,
+    resolve_rank,
+    retire,
+    total_parameters,
+    train,
+)
+from tropism.adaptation.settings import require
+from tropism.lora.plan import plan_from_rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneShot:
+    """One decision of another policy, then that plan for ever: is adapting worth more than once?
+
+    Before its time the policy is asked without evidence (pooled_z undefined), so that its averages
+    start and its answer is to hold; what it would apply all the same is not.
+
+    Args:
+        policy: Decides.
+        after_rollouts: Its first plan at or after so many rollouts is applied.
+    """
+
+    policy: PlacementPolicy
+    after_rollouts: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.after_rollouts >= 0, self, "after_rollouts", "give 0 or more")
+
+    def decide(
+        self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
+    ) -> Decision:
+        """Holds, applies once, holds."""
+        if state.get("is_done"):
+            return hold(observation, "one shot, taken", state=state)
+        inner: PolicyState = state.get("policy", {})
+        if observation.rollout < self.after_rollouts:
+            early = self.policy.decide(replace(observation, pooled_z=None), inner, rng)
+            kept = early.state if early.action == "hold" else inner
+            reason = f"one shot is due after rollout {self.after_rollouts}"
+            return hold(
+                observation,
+                reason,
+                state={"policy": kept, "is_done": False},
+                scores=early.scores,
+                pooled_z=observation.pooled_z,
+            )
+        decision = self.policy.decide(observation, inner, rng)
+        is_done = decision.action == "apply"
+        return replace(decision, state={"policy": decision.state, "is_done": is_done})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """Random linears train, others after each dwell: capacity and switching without a map.
+
+    Like LISA (2403.17919), but single linears rotate rather than layers, and none is always on.
+
+    Args:
+        num_sites: So many linears train. Give this or ``share``.
+        share: Linears train until this share of all adapters' parameters is reached, never more.
+        dwell: Decisions that a draw stays.
+        seed_offset: Another one is another rotation in a run of the same seed.
+        rank: Components of each adapter that train; None for all.
+    """
+
+    num_sites: int | None = None
+    share: float | None = None
+    dwell: int = 1
+    seed_offset: int = 0
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        is_one = (self.num_sites is None) != (self.share is None)
+        require(is_one, self, "num_sites", f"with share={self.share!r}, give exactly one of both")
+        require(self.num_sites is None or self.num_sites >= 1, self, "num_sites", "give 1 or more")
+        require(self.share is None or 0 < self.share <= 1, self, "share", "give a share in (0, 1]")
+        require(self.dwell >= 1, self, "dwell", "give 1 or more")
+        require(self.seed_offset >= 0, self, "seed_offset", "give 0 or more")
+        require(self.rank is None or self.rank >= 1, self, "rank", "give 1 or more, or null")
+
+    def decide(
+        self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
+    ) -> Decision:
+        """Draws anew every ``dwell`` decisions.
+
+        Raises:
+            ValueError: More linears than have adapters, or a share that holds none.
+        """
+        age = int(state.get("age", self.dwell))
+        if age < self.dwell:
+            reason = f"random linears, drawn {age} of {self.dwell} decisions ago"
+            return hold(observation, reason, state={"age": age + 1})
+        rank = resolve_rank(self.rank, observation)
+        candidates = [i for i, site in enumerate(observation.sites) if site.can_train]
+        own = np.random.default_rng([self.seed_offset, int(rng.integers(2**32))])
+        order = [candidates[i] for i in own.permutation(len(candidates))]
+        chosen = self._take(observation, order, rank)
+        now = {i for i, site in enumerate(observation.sites) if is_training(site)}
+        plan = [
+            (train(site, rank) if i in chosen else retire(site, observation))
+            if site.can_train
+            else site.plan
+            for i, site in enumerate(observation.sites)
+        ]
+        reason = f"{len(chosen)} random linears train, {len(chosen - now)} of them new"
+        return answer(observation, plan, reason=reason, state={"age": 1})
+
+    def _take(self, observation: PlacementObservation, order: list[int], rank: int) -> set[int]:
+        if self.num_sites is not None:
+            if self.num_sites > len(order):
+                raise ValueError(
+                    f"Rotate.num_sites={self.num_sites}: {len(order)} linears have adapters; give "
+                    "at most that."
+                )
+            return set(order[: self.num_sites])
+        assert self.share is not None
+        room = self.share * total_parameters(observation)
+        chosen = set()
+        for i in order:
+            size = num_parameters(observation.sites[i], rank)
+            if size <= room:
+                chosen.add(i)
+                room -= size
+        if not chosen:
+            raise ValueError(f"Rotate.share={self.share}: no linear is so small; give more.")
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchOnly:
+    """What switching costs by itself: another policy's switches, with the plan unchanged.
+
+    The policy decides as if its plans were in force (on this run's signals). Where it would
+    apply one, so does this: the plan in force again, with ``reset`` in the decision's value, the
+    keys of the linears whose state or rank it would have changed. Their moments are to be zeroed
+    and warmed up as on entry. A policy that only moves step sizes resets nothing.
+
+    Args:
+        policy: Decides when, and where.
+    """
+
+    policy: PlacementPolicy
+
+    def decide(
+        self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
+    ) -> Decision:
+        """Applies whenever the policy would."""
+        imagined = plan_from_rows(state["plan"]) if "plan" in state else present_plan(observation)
+        sites = tuple(
+            replace(site, plan=plan) for site, plan in zip(observation.sites, imagined, strict=True)
+        )
+        inner = self.policy.decide(
+            replace(observation, sites=sites), state.get("policy", {}), rng
+        )
+        wanted = plan_from_rows(inner.value["plan"])
+        reset = [
+            new.key
+            for old, new in zip(imagined, wanted, strict=True)
+            if (old.state, old.rank) != (new.state, new.rank)
+        ]
+        value = {**inner.value, "plan": plan_rows(present_plan(observation)), "reset": reset}
+        after = {"policy": inner.state, "plan": plan_rows(wanted)}
+        reason = f"plan unchanged, {len(reset)} linears restart; {inner.reason}"
+        return replace(inner, value={**value, "jaccard": 1.0}, state=after, reason=reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled:
+    """Another policy, on the map of other linears: does it matter where the signal is?
+
+    Each linear is shown the signals and z of another one of the same module and shape, in an
+    order drawn at the first decision and kept. No linear keeps its own map (the order is one
+    cycle, by Sattolo's algorithm), unless it is the only one of its kind.
+
+    Args:
+        policy: Decides.
+    """
+
+    policy: PlacementPolicy
+
+    def decide(
+        self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
+    ) -> Decision:
+        """What the policy decides on the shuffled map."""
+        source: Mapping[str, str] = state.get("source") or _cycles(observation, rng)
+        by_key = {site.plan.key: site for site in observation.sites}
+        sites = tuple(
+            replace(
+                site,
+                signals=by_key[source[site.plan.key]].signals,
+                null_z=by_key[source[site.plan.key]].null_z,
+            )
+            if site.plan.key in source
+            else site
+            for site in observation.sites
+        )
+        inner = self.policy.decide(
+            replace(observation, sites=sites), state.get("policy", {}), rng
+        )
+        after = {"policy": inner.state, "source": dict(source)}
+        return replace(inner, state=after, reason=f"shuffled map; {inner.reason}")
+
+
+def _cycles(observation: PlacementObservation, rng: np.random.Generator) -> dict[str, str]:
+    """Site key -> key of the site whose map it is shown: one random cycle per kind of linear."""
+    kinds: dict[tuple[str, int, int], list[str]] = {}
+    for site in observation.sites:
+        if site.can_train:
+            kinds.setdefault((site.plan.module, site.d_in, site.d_out), []).append(site.plan.key)
+    source = {}
+    for keys in kinds.values():
+        drawn = list(keys)
+        for last in range(len(drawn) - 1, 0, -1):
+            other = int(rng.integers(last))
+            drawn[last], drawn[other] = drawn[other], drawn[last]
+        source.update(zip(keys, drawn, strict=True))
+    return source
