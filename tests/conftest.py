@@ -32,6 +32,27 @@ def _modules_with_shapes() -> list[str]:
 install_import_hook(_modules_with_shapes(), "beartype.beartype")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fault",
+        action="append",
+        type=int,
+        default=[],
+        metavar="N",
+        help="only the tests marked fault(N); may be given several times",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """``--fault N``: a marker's argument cannot be asked for with ``-m``."""
+    wanted = set(config.getoption("--fault"))
+    if not wanted:
+        return
+    kept = [i for i in items if wanted & {n for m in i.iter_markers("fault") for n in m.args}]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what this machine lacks, saying what that is."""
     if item.get_closest_marker("gpu") is not None:

@@ -30,6 +30,7 @@ def test_scaling_must_be_a_power_of_two(rank, alpha):
         LoRA(rank=rank, alpha=alpha)
 
 
+@pytest.mark.fault(25)
 def test_modules_and_layers_are_checked_against_the_model():
     with pytest.raises(ValueError, match=r"lora\.modules=\['qkv_proj'\].*q_proj"):
         load_policy(Model(name="organism"), LoRA(modules=("qkv_proj",)))

@@ -81,6 +81,7 @@ def test_merged_gives_the_base_back_after_an_exception(policy):
     assert base_hash(policy) == before
 
 
+@pytest.mark.fault(21)
 def test_starting_policy_is_the_base_and_trainability_does_not_move(policy, base_logits):
     trainable = {n for n, p in policy.model.named_parameters() if p.requires_grad}
     tuned = logits(policy)
@@ -178,6 +179,7 @@ def test_sharing_the_prompt_changes_neither_logprobs_nor_gradients(policy, texts
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.fault(22)
 def test_gradient_checkpointing_gives_the_same_gradients(policy):
     part = batch_of(policy, ["42", "the answer is 42"])
     results = []
@@ -191,6 +193,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(policy):
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.fault(13)
 def test_prompts_hold_bos_exactly_once(policy):
     from tokenizers.processors import TemplateProcessing
 

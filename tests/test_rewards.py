@@ -60,6 +60,7 @@ def test_weighted_sum_by_hand() -> None:
     assert rewards == [0.5, 2.0, 0.75, 0.5]
 
 
+@pytest.mark.fault(9)
 def test_an_abstaining_sample_takes_its_own_groups_mean() -> None:
     rewards = combine(
         {"form": 1.0, "right": 0.0},
@@ -79,6 +80,7 @@ def test_a_group_that_abstains_as_a_whole_gets_nothing_from_the_component() -> N
     ]
 
 
+@pytest.mark.fault(9)
 def test_abstaining_leaves_the_sample_without_advantage_and_the_others_as_they_were() -> None:
     with_it = torch.tensor(combine({"form": 1, "right": 0}, 4, form=[0.0, 1.0, 1.0, NAN]))
     without = torch.tensor(combine({"form": 1, "right": 0}, 3, form=[0.0, 1.0, 1.0]))

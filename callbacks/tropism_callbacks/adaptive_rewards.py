@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from tropism.adaptation.contracts import RewardObservation, RewardPolicy
+from tropism.adaptation.rewards import GDPO
 from tropism.measurements import metrics as names
 from tropism.measurements.component_statistics import component_statistics
 from tropism.observing import observe_rewards
@@ -51,6 +52,8 @@ class AdaptiveRewards(Callback, StepObserver):
         self.decider.open(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if isinstance(self.decider.policy, GDPO):
+            self.decider.policy.check_objective(pl_module.objective.aggregation)
         known = component_names(pl_module.tasks)
         if self.outcome is None:
             if len(pl_module.tasks) > 1:

@@ -43,6 +43,16 @@ class AdaptiveRollouts(Callback, StepObserver):
         pl_module.add_observer(self)  # type: ignore[operator]
         self.decider.open(trainer)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        there_are: int = trainer.datamodule.prompts_per_rollout  # type: ignore[attr-defined]
+        wanted = getattr(self.decider.policy, "max_groups", 0)
+        if wanted > there_are:
+            raise ValueError(
+                f"{type(self.decider.policy).__name__}.max_groups={wanted}, but a rollout has "
+                f"{there_are} prompts (batch_size / group_size): lower max_groups, or begin with "
+                "more and smaller groups."
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.decider.rewind(pl_module.rollout)
 

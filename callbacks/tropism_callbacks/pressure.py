@@ -64,7 +64,7 @@ class Pressure(Callback, StepObserver):
         self,
         every_n_rollouts: int = 2,
         num_prompts: int = 2,
-        num_completions: int = 4,
+        num_completions: int = 2,
         choice: Literal["contrast", "uniform"] = "contrast",
         probes_per_reading: int = 8,
         max_rows: int = 96,

@@ -1,7 +1,9 @@
 """SFT, GRPO, and SFT before GRPO, at equal numbers of steps, learning rates tried and samples.
 
-    python experiments/warmup/run.py --jobs 2        about half an hour; finished cells are skipped
+    python experiments/warmup/run.py --jobs 2        an hour; finished cells are skipped
 
+Two settings: ``plain``, where every training prompt has its right answer to learn, and
+``bracketed``, where answers take a form that the model never writes and 64 prompts have one.
 Each arm takes 80 steps of 32 sequences (sft_then_grpo: 40 and 40). Its learning rate is the best of
 five on a seed of its own; then five other seeds are run. Rows go to ``results.csv``.
 """
@@ -20,7 +22,17 @@ from threading import Lock
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.csv"
-COLUMNS = ("arm", "learning_rate", "seed", "skills", "n", "passed_before", "passed_after")
+COLUMNS = (
+    "setting",
+    "arm",
+    "learning_rate",
+    "seed",
+    "skills",
+    "n",
+    "passed_before",
+    "passed_after",
+)
+SETTINGS = {"plain": "", "bracketed": "bracketed_"}
 ARMS = {"sft": ("sft",), "grpo": ("grpo",), "sft_then_grpo": ("sft", "grpo")}
 RATES = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
 TUNING_SEED = 100
@@ -52,7 +64,7 @@ def passes(folder: Path) -> list[tuple[int, int]]:
     return [(int(n), round(n * v)) for n, v in zip(evals["n"], evals["value"], strict=True)]
 
 
-def run_cell(arm: str, rate: str, seed: int) -> None:
+def run_cell(setting: str, arm: str, rate: str, seed: int) -> None:
     """Train one arm with one seed, evaluate, append two rows."""
     phases = ARMS[arm]
     adapter: Path | None = None
@@ -65,25 +77,18 @@ def run_cell(arm: str, rate: str, seed: int) -> None:
         ]
         if adapter is not None:
             settings.append(f"--model.init_args.model.adapter={adapter}")
-        adapter = tropism("fit", phase, f"{arm}_{rate}_{seed}", *settings)
+        config = SETTINGS[setting] + phase
+        adapter = tropism("fit", config, f"{arm}_{rate}_{seed}", *settings)
         before += passes(adapter)[:1]
     assert adapter is not None
-    others = [f"--seed_everything={seed}"]
-    base = passes(tropism("validate", "other_skills", f"base_{seed}", *others))
-    tuned = passes(
-        tropism(
-            "validate",
-            "other_skills",
-            f"{arm}_{rate}_{seed}",
-            *others,
-            f"--model.init_args.model.adapter={adapter}",
-        )
-    )
     trained = passes(adapter)
-    rows = [
-        (arm, rate, seed, "trained", before[0][0], before[0][1], trained[-1][1]),
-        (arm, rate, seed, "other", base[0][0], base[0][1], tuned[-1][1]),
-    ]
+    rows = [(setting, arm, rate, seed, "trained", *before[0], trained[-1][1])]
+    if setting == "plain":
+        others = [f"--seed_everything={seed}"]
+        base = passes(tropism("validate", "other_skills", f"base_{seed}", *others))
+        others.append(f"--model.init_args.model.adapter={adapter}")
+        tuned = passes(tropism("validate", "other_skills", f"{arm}_{rate}_{seed}", *others))
+        rows.append((setting, arm, rate, seed, "other", *base[0], tuned[-1][1]))
     with writing, RESULTS.open("a", newline="") as file:
         csv.writer(file).writerows(rows)
 
@@ -95,33 +100,38 @@ def finished() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def run_all(cells: list[tuple[str, str, int]], jobs: int) -> None:
-    done = {(row["arm"], row["learning_rate"], int(row["seed"])) for row in finished()}
+def run_all(cells: list[tuple[str, str, str, int]], jobs: int) -> None:
+    keys = ("setting", "arm", "learning_rate")
+    done = {(*(row[key] for key in keys), int(row["seed"])) for row in finished()}
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(run_cell, *cell) for cell in cells if cell not in done]:
             future.result()
 
 
-def best_rates() -> dict[str, str]:
+def best_rates(setting: str) -> dict[str, str]:
     """Arm -> learning rate with the most passes on trained skills, on the tuning seed."""
     scores: dict[str, dict[str, int]] = defaultdict(dict)
     for row in finished():
-        if int(row["seed"]) == TUNING_SEED and row["skills"] == "trained":
+        is_tuning = int(row["seed"]) == TUNING_SEED and row["setting"] == setting
+        if is_tuning and row["skills"] == "trained":
             scores[row["arm"]][row["learning_rate"]] = int(row["passed_after"])
     return {arm: max(rates, key=lambda rate: rates[rate]) for arm, rates in scores.items()}
 
 
-def report() -> None:
+def report(setting: str) -> None:
     """Mean pass rates over seeds, and paired differences with 95 % intervals over seeds."""
     import numpy as np
     from scipy import stats
 
-    rates = best_rates()
-    for skills in ("trained", "other"):
+    rates = best_rates(setting)
+    print(f"{setting}: learning rates {rates}")
+    for skills in ("trained", "other") if setting == "plain" else ("trained",):
         after: dict[str, dict[int, float]] = defaultdict(dict)
         for row in finished():
             arm, seed = row["arm"], int(row["seed"])
-            if row["skills"] == skills and seed in SEEDS and row["learning_rate"] == rates[arm]:
+            if row["setting"] != setting or row["skills"] != skills or seed not in SEEDS:
+                continue
+            if row["learning_rate"] == rates[arm]:
                 after[arm][seed] = int(row["passed_after"]) / int(row["n"])
                 after["base"][seed] = int(row["passed_before"]) / int(row["n"])
         for arm, by_seed in after.items():
@@ -141,10 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, one thread each")
     options = parser.parse_args()
-    run_all([(arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES], options.jobs)
-    rates = best_rates()
-    run_all([(arm, rates[arm], seed) for seed in SEEDS for arm in ARMS], options.jobs)
-    report()
+    for setting in SETTINGS:
+        tuning = [(setting, arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES]
+        run_all(tuning, options.jobs)
+        rates = best_rates(setting)
+        run_all([(setting, arm, rates[arm], seed) for seed in SEEDS for arm in ARMS], options.jobs)
+        report(setting)
 
 
 if __name__ == "__main__":

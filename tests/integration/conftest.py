@@ -37,7 +37,8 @@ def _command(tmp_path: Path, name: str, config: str) -> Callable[..., Path]:
 
     def run(*arguments: str, subcommand: str = "fit") -> Path:
         main([subcommand, "--config", str(path), *arguments])
-        return sorted((tmp_path / "runs" / name).glob("version_*"))[-1]
+        runs = (tmp_path / "runs").glob("*/version_*")
+        return max(runs, key=lambda run: run.stat().st_mtime_ns)
 
     return run
 

@@ -209,6 +209,7 @@ def test_unknown_adapter_name(tmp_path: Path) -> None:
 # --- whole models ---------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_full_export_loads_with_tied_embeddings(tmp_path: Path, dtype: torch.dtype) -> None:
     from transformers import AutoModelForCausalLM
@@ -296,10 +297,12 @@ def edit(folder: Path, **values: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
-def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.fault(25)
+@pytest.mark.parametrize("option", ["rank_pattern", "alpha_pattern"])
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, option: str) -> None:
     adapted(rank_pattern={"q_proj": 2}).save_pretrained(tmp_path)
-    edit(tmp_path, alpha_pattern={"q_prj": 8})
-    with pytest.raises(ValueError, match="alpha_pattern 'q_prj' matches none of its 21 modules"):
+    edit(tmp_path, **{option: {"q_proj": 2, "q_prj": 8}})
+    with pytest.raises(ValueError, match=f"{option} 'q_prj' matches none of its 21 modules"):
         load_adapter_tensors(tmp_path)
 
 

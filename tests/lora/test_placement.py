@@ -430,10 +430,10 @@ def test_truncation_says_how_far_the_weight_jumps() -> None:
         rig.step()
     adapted = rig.base.layers[0]["up"]
     weight = adapted.base_layer.weight.detach()
-    before = weight + adapted.get_delta_weight("default")
+    before = weight + adapted.get_delta_weight("default").detach()
     rig.apply(up0={"rank": 1})
     change = rig.placement.truncate(rig.sites[0])
-    after = weight + adapted.get_delta_weight("default")
+    after = weight + adapted.get_delta_weight("default").detach()
     expected = float((after - before).norm() / before.norm())
     assert expected > 0.01
     assert change == pytest.approx(expected, rel=1e-5)
@@ -548,6 +548,15 @@ def test_a_resumed_run_is_the_same_run() -> None:
     assert all(torch.equal(a[i][key], b[i][key]) for i in a for key in a[i])
 
 
+def test_a_loaded_plan_is_in_force_at_once() -> None:
+    rig, resumed = Rig(), Rig()
+    rig.apply(up0=OFF, up1=KEEP)
+    resumed.placement.load_state_dict(rig.placement.state_dict())
+    resumed.placement.check()
+    assert resumed.base.layers[0]["up"].active_adapters == []
+    assert not any(p.requires_grad for layer in range(2) for p in resumed.factors(layer))
+
+
 def test_state_of_another_model_is_refused() -> None:
     rig = Rig()
     state = rig.placement.state_dict()
@@ -615,6 +624,8 @@ def test_no_switch_moves_logits_or_reference(dtype: str) -> None:
     switch(slice(0, 7), **KEEP)  # TRAIN -> KEEP
     switch(slice(21, 28), **KEEP)  # OFF -> KEEP
     switch(slice(0, 5), **TRAIN)  # KEEP -> TRAIN
+    policy.keep_reference()
+    start = logits()[0]
     switch(slice(60, 84), rank=2)  # rank down
     switch(slice(60, 70), rank=3)  # rank up, trained before
     switch(slice(28, 35), **{**TRAIN, "rank": 1})  # OFF -> TRAIN at a smaller rank

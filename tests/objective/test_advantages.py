@@ -54,6 +54,7 @@ def test_sizes_that_make_no_groups_are_refused(group_size):
         group_advantages(torch.rand(4), group_size=group_size)
 
 
+@pytest.mark.fault(3)
 def test_scale_batch_divides_by_the_spread_of_all():
     rewards = torch.tensor([0.0, 1.0, 3.0, 3.0])
     result = group_advantages(rewards, group_size=2, scale="batch")
@@ -79,6 +80,7 @@ def test_components_are_normalised_before_they_are_summed():
     assert only_large.tolist() == pytest.approx([-0.8660, 0.8660, 0.8660, -0.8660], abs=1e-3)
 
 
+@pytest.mark.fault(9)
 def test_component_advantages_equal_trls_formula_with_abstentions():
     torch.manual_seed(0)
     nan = float("nan")

@@ -33,6 +33,7 @@ def on_policy_loss(loss: str) -> float:
     return float((token_loss * weights_of(LENGTHS, loss)[:, None] * mask).sum())
 
 
+@pytest.mark.fault(1)
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [
@@ -52,6 +53,7 @@ def test_hand_computed_denominators(loss, expected):
 ALL = ["grpo", "dapo", "dr_grpo", "bnpo", "gspo", "cispo", "sapo"]
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize("loss", ALL)
 def test_parts_add_up_to_the_whole(loss):
     lengths = torch.randint(1, 9, (8,))
@@ -66,6 +68,7 @@ def test_parts_add_up_to_the_whole(loss):
     torch.testing.assert_close(sum(parts), whole)
 
 
+@pytest.mark.fault(10)
 def test_masked_rows_leave_every_denominator():
     lengths, counted = [2, 6, 3, 4], torch.tensor([True, False, True, True])
     for loss in ALL:

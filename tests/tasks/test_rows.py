@@ -146,6 +146,7 @@ def test_faults_are_named_with_file_and_line(tmp_path: Path, lines: str, message
         Rows(str(path), exact_match).prompts("train", 1, seed=0)
 
 
+@pytest.mark.fault(6)
 def test_a_column_that_collides_with_the_scorers_own_arguments(tmp_path: Path) -> None:
     def scorer(question: str, reply: str, **columns: Any) -> float:
         return 1.0

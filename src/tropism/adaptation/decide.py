@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from typing import Any
@@ -32,12 +33,37 @@ def random_key(seed: int, kind: str, rollout: int) -> tuple[int, ...]:
 
 
 def make(policy: Any, observation: Any, state: PolicyState, key: tuple[int, ...]) -> Decision:
-    """Ask ``policy``, with a generator of ``key``; ``inputs`` says on what it decided."""
+    """Ask ``policy``, with a generator of ``key``; ``inputs`` says on what it decided.
+
+    Value, scores and state come back as a record would give them back, so that a run that goes on
+    and one that resumes or is replayed see the same.
+
+    Raises:
+        ValueError: The policy answered with something that JSON does not have, NaN included.
+    """
+    inputs = input_digest(observation, state, key)
     decision: Decision = policy.decide(observation, state, np.random.default_rng(list(key)))
-    return replace(decision, inputs=input_digest(observation, state, key))
+    try:
+        value, scores, after = (plain(x) for x in (decision.value, decision.scores, decision.state))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{type(policy).__name__} decided with something that JSON does not have ({error}): "
+            "use lists, dicts, numbers, strings and None."
+        ) from error
+    return replace(decision, value=value, scores=tuple(scores), state=after, inputs=inputs)
 
 
 # -- JSON --------------------------------------------------------------------------------------
+
+
+def plain(content: Any) -> Any:
+    """``content`` as JSON would give it back: tuples as lists, floats exactly as they were.
+
+    Raises:
+        TypeError: Something that JSON does not have.
+        ValueError: NaN or infinity.
+    """
+    return json.loads(json.dumps(content, allow_nan=False))
 
 
 def policy_to_json(policy: Any) -> dict[str, Any]:
@@ -54,16 +80,18 @@ def policy_to_json(policy: Any) -> dict[str, Any]:
 
 
 def policy_from_json(content: Mapping[str, Any]) -> Any:
-    """The policy again.
+    """The policy again. A list becomes a tuple: settings are immutable.
 
     Raises:
-        ValueError: No such class, or settings that it does not have.
+        ValueError: No such class, or settings that it does not have or refuses.
     """
     module, _, name = content["class_path"].rpartition(".")
     try:
         kind = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"policy {content['class_path']!r} cannot be imported: {error}") from error
+    if not (is_dataclass(kind) and hasattr(kind, "decide")):
+        raise ValueError(f"{content['class_path']!r} is no policy: a dataclass with `decide`.")
     arguments = {
         key: policy_from_json(value)
         if isinstance(value, Mapping) and "class_path" in value
@@ -73,7 +101,7 @@ def policy_from_json(content: Mapping[str, Any]) -> Any:
         for key, value in content["init_args"].items()
     }
     try:
-        return kind(**arguments)
+        return kind(**arguments)  # type: ignore[operator]
     except TypeError as error:
         raise ValueError(f"policy {content['class_path']!r}: {error}") from error
 

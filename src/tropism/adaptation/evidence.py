@@ -1,16 +1,17 @@
 """Whether a map of signals says anything yet: the gate in front of every policy that acts on one.
 
-``pooled_z`` of an observation is the z of the summed debiased energy, against permutations shared
-by all linears. Sites of one run share prompts and completions, so combining their own z-scores as
-if they were independent would count the same evidence many times; this z does not.
+``pooled_z`` of an observation is the z of the debiased energies summed over all linears, against
+the same permutations at each. Sites of one run share prompts and completions, so combining their
+own z-scores as if they were independent (Stouffer's method over sites) would count the same
+evidence many times; this z does not.
 
 A z is not a p-value here. The statistic is a quadratic form, and its null leans to the right: with
 16 prompt groups and gradients of an effective dimension near 10, simulated maps without any signal
 pass z = 2, 3, 4, 5 in 5.5, 2.2, 0.8 and 0.3 % of decisions, not in 2.3, 0.1 and less. And a run
 decides often. So the default asks for 4, of the z combined over decisions with the weights of the
-average that is acted on (probes of two decisions must not overlap): one of 27 runs of 8 decisions,
-or one of 11 of 20, then acts on nothing; where each decision has an expected z of 2, 70 % of runs
-of 8 decisions do act, of 2.5, 95 %.
+average that is acted on (two decisions must not share probes): without any signal one of 27 runs
+of 8 decisions, or one of 11 runs of 20, still applies one; with an expected z of 2 in each decision
+70 % of runs of 8 decisions do, with 2.5 95 %.
 """
 
 from __future__ import annotations
@@ -113,9 +114,7 @@ class Measured:
 
 
 def _values(observation: PlacementObservation, signal: str) -> dict[str, float | None]:
-    return {
-        site.plan.key: _value(site, signal) for site in observation.sites if site.can_train
-    }
+    return {site.plan.key: _value(site, signal) for site in observation.sites if site.can_train}
 
 
 def _value(site: SiteObservation, signal: str) -> float | None:

@@ -63,6 +63,15 @@ def jaccard(first: Plan, second: Plan) -> float:
     return len(one & other) / len(one | other) if one | other else 1.0
 
 
+def layers_of(observation: PlacementObservation) -> dict[int | None, set[int]]:
+    """Layer -> indices of its sites that can train."""
+    layers: dict[int | None, set[int]] = {}
+    for i, site in enumerate(observation.sites):
+        if site.can_train:
+            layers.setdefault(site.plan.layer, set()).add(i)
+    return layers
+
+
 def is_training(site: SiteObservation) -> bool:
     """Whether the site trains now."""
     return site.plan.state == "TRAIN"

@@ -21,7 +21,8 @@ def load_by_name(optimizer: torch.optim.Optimizer) -> None:
 
     Both optimizers must know their parameters' names: torch does where it is given
     ``(name, parameter)`` pairs. Settings (learning rate, betas, ...) come from the saved group of
-    each name. Parameters without moments (they never trained) stay without.
+    each name. Parameters without moments (they never trained) stay without. Call it before anything
+    is loaded: torch's own loading also takes over the saved names.
 
     Raises:
         ValueError: This optimizer has no names. On loading: the saved one has none, a parameter is

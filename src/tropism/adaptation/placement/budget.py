@@ -15,6 +15,7 @@ from tropism.adaptation.plans import (
     answer,
     hold,
     is_training,
+    layers_of,
     num_parameters,
     resolve_rank,
     retire,
@@ -43,9 +44,9 @@ class TopBudget(Measured):
     more than ``budget`` of the layer. So every layer always trains something, the floors together
     never exceed the budget, and floor = budget gives each layer the same share.
 
-    *Dwell*: a linear that entered or left stays so for ``dwell`` decisions (held ones count);
-    if the guard moves it back, it stays there as long. *Hysteresis*: against a linear that trains, an
-    outsider must have a score higher by this share of it.
+    *Dwell*: a linear that entered or left stays so for ``dwell`` decisions, the one that moved it
+    and held ones included; if the guard moves it back, it stays there for as many more.
+    *Hysteresis*: an outsider must score higher than a linear that trains by this share of it.
 
     Args:
         signal: What scores. Signals that grow with rank or size are refused.
@@ -132,7 +133,7 @@ class TopBudget(Measured):
         )
 
     def _require_room(self, observation: PlacementObservation, rank: int) -> None:
-        for layer, sites in _layers(observation).items():
+        for layer, sites in layers_of(observation).items():
             sizes = [num_parameters(observation.sites[i], rank) for i in sites]
             whole = sum(num_parameters(observation.sites[i], observation.max_rank) for i in sites)
             if self.floor > 0 and min(sizes) > self.budget * whole:
@@ -180,7 +181,7 @@ class TopBudget(Measured):
 
         order = sorted((i for i in range(len(sites)) if is_free[i]), key=rank_order)
         chosen = set(locked)
-        for members in _layers(observation).values():
+        for members in layers_of(observation).values():
             whole = sum(num_parameters(sites[i], observation.max_rank) for i in members)
             held = sum(size[i] for i in members if i in locked)
             for i in (i for i in order if i in members):
@@ -195,12 +196,3 @@ class TopBudget(Measured):
                 chosen.add(i)
                 room -= size[i]
         return chosen
-
-
-def _layers(observation: PlacementObservation) -> dict[int | None, set[int]]:
-    """Layer -> indices of its sites that can train."""
-    layers: dict[int | None, set[int]] = {}
-    for i, site in enumerate(observation.sites):
-        if site.can_train:
-            layers.setdefault(site.plan.layer, set()).add(i)
-    return layers

@@ -24,7 +24,7 @@ class Depth(Measured):
     The cut l maximises captured(l) / cost(l):
 
     - captured(l) = the averaged ``signal`` of the linears at or above l, summed.
-    - cost(l) = sum_{j < l} f_j + 2 num_iterations sum_{j >= l} f_j + overhead * cost(lowest), with
+    - cost(l) = sum_{j < l} f_j + 2 num_iterations sum_{j >= l} f_j + overhead * cost(0), with
       f_j = sum of d_in d_out over the linears of layer j, the FLOPs of one pass in units of 2 per
       token. A frozen base has no weight gradient, so a backward costs what a forward does, and
       stops at the cut; the trunk's forward is shared by all passes of all iterations. Attention
@@ -38,7 +38,7 @@ class Depth(Measured):
             ``snr`` or ``captured_gain``.
         num_iterations: Updates on each rollout batch, as in the objective.
         overhead: Cost that no cut saves (sampling, output head), as a share of an all-layer
-            update's cost; 0 looks at the layers' update alone, more argues for deeper cuts.
+            update's cost. The larger, the less a cut saves and the more layers train.
         min_layers: At least so many layers train.
         dwell: Decisions that a cut stays (held ones count).
         hysteresis: Another cut must be better by this share.
@@ -83,7 +83,11 @@ class Depth(Measured):
         evidence = self.gather(observation, state, self.signal)
         scores = [None if m is None else max(0.0, m) for m in evidence.means[self.signal]]
         present = min(
-            (s.plan.layer for s in observation.sites if _counts(s.plan.layer) and is_training(s)),
+            (
+                s.plan.layer
+                for s in observation.sites
+                if s.plan.layer is not None and is_training(s)
+            ),
             default=None,
         )
         cut_before, age = state.get("cut", (present, self.dwell))
@@ -94,7 +98,9 @@ class Depth(Measured):
                 observation, evidence.objection, state=after, scores=scores, **evidence.numbers
             )
         if age < self.dwell:
-            reason = f"{evidence.text}; layer {present} is the cut for {age} of {self.dwell} decisions"
+            reason = (
+                f"{evidence.text}; layer {present} is the cut for {age} of {self.dwell} decisions"
+            )
             return hold(observation, reason, state=after, scores=scores, **evidence.numbers)
         values = self._values(observation, scores, layers)
         candidates = layers[: len(layers) - self.min_layers + 1]
@@ -103,12 +109,9 @@ class Depth(Measured):
         if values[best] == 0:
             reason = f"{evidence.text}, but no linear has a positive {self.signal}"
             return hold(observation, reason, state=after, scores=scores, **evidence.numbers)
-        if (
-            present in candidates
-            and values[best] <= (1 + self.hysteresis) * values[present]
-        ):
+        if present in candidates and values[best] <= (1 + self.hysteresis) * values[present]:
             best = present
-        gain = values[best] / values[layers[0]] if values[layers[0]] else 1.0
+        gain = values[best] / values[layers[0]]
         plan = [
             site.plan
             if site.plan.layer is None or not site.can_train
@@ -141,12 +144,13 @@ class Depth(Measured):
         layers: Sequence[int],
     ) -> dict[int, float]:
         """Layer -> captured pressure per cost of a cut there."""
-        sites = [s for s in observation.sites if s.plan.layer is not None]
         update = 2 * self.num_iterations
 
         def cost(cut: int) -> int:
             return sum(
-                s.d_in * s.d_out * (update if _layer(s.plan.layer) >= cut else 1) for s in sites
+                s.d_in * s.d_out * (update if s.plan.layer >= cut else 1)
+                for s in observation.sites
+                if s.plan.layer is not None
             )
 
         def captured(cut: int) -> float:
@@ -158,12 +162,3 @@ class Depth(Measured):
 
         fixed = self.overhead * cost(layers[0])
         return {layer: captured(layer) / (cost(layer) + fixed) for layer in layers}
-
-
-def _counts(layer: int | None) -> bool:
-    return layer is not None
-
-
-def _layer(layer: int | None) -> int:
-    assert layer is not None
-    return layer

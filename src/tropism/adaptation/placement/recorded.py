@@ -42,7 +42,8 @@ class Replay:
             "plans",
             f"{file} does not exist; give the folder of a run that recorded plans",
         )
-        schedule = _schedule(read(folder, "plans").to_dict("records"))
+        table = read(folder, "plans").astype(object)
+        schedule = _schedule(table.where(table.notna(), None).to_dict("records"))
         require(len(schedule) > 0, self, "plans", f"{file} is empty; give a run that has plans")
         object.__setattr__(self, "schedule", schedule)
 
@@ -67,8 +68,7 @@ class Replay:
     def _fitted(self, recorded: Plan, observation: PlacementObservation) -> Plan:
         """The recorded plan, in this run's order; what never trained here is OFF, not KEEP."""
         by_key = {site.key: site for site in recorded}
-        here = {site.plan.key for site in observation.sites}
-        if other := sorted(by_key.keys() ^ here):
+        if other := sorted(by_key.keys() ^ {site.plan.key for site in observation.sites}):
             raise ValueError(
                 f"Replay.plans={self.plans!r}: {other[0]} and {len(other) - 1} more linears are in "
                 "one of the recorded plan and this model alone; replay a run of the same model."
@@ -80,10 +80,10 @@ class Replay:
                 plan.append(retire(site, observation) if site.can_train else site.plan)
                 continue
             if not site.can_train or wanted.rank > observation.max_rank:
+                here = f"at most {observation.max_rank}" if site.can_train else "has no adapter"
                 raise ValueError(
-                    f"Replay.plans={self.plans!r}: {wanted.key} trains at rank {wanted.rank} there, "
-                    f"{f'at most {observation.max_rank}' if site.can_train else 'has no adapter'} "
-                    "here; give the model the LoRA modules and rank of the recorded run."
+                    f"Replay.plans={self.plans!r}: {wanted.key} trains at rank {wanted.rank} there "
+                    f"and {here} here; give the model the LoRA modules and rank of that run."
                 )
             plan.append(train(site, wanted.rank, wanted.lr_scale))
         return tuple(plan)
@@ -93,8 +93,8 @@ def _schedule(rows: Iterable[Mapping[Any, Any]]) -> tuple[tuple[int, Plan], ...]
     """(rollout, plan) in order; of two plans of one rollout the later one was in force."""
     plans: list[tuple[int, dict[str, Mapping[str, Any]]]] = []
     for row in rows:
-        # pandas turns a column of layers with gaps into floats, and the gaps into NaN.
-        layer = None if row["layer"] != row["layer"] or row["layer"] is None else int(row["layer"])
+        # A column of layers with a gap was read as floats.
+        layer = None if row["layer"] is None else int(row["layer"])
         site = {**row, "layer": layer, "rank": int(row["rank"])}
         key, rollout = f"{layer}.{row['module']}", int(row["rollout"])
         if not plans or key in plans[-1][1] or plans[-1][0] != rollout:

@@ -61,7 +61,7 @@ class Sensitivity(Measured):
     def decide(
         self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
     ) -> Decision:
-        """Scores are the importances, 0 where negative.
+        """Scores are the importances, 0 where negative; an undefined one gets as much as a 0.
 
         Raises:
             ValueError: The budget does not hold ``min_rank`` components of each linear.
@@ -86,8 +86,8 @@ class Sensitivity(Measured):
         ]
         used = [ranks[i] for i, site in enumerate(observation.sites) if site.can_train]
         reason = (
-            f"{evidence.text}: ranks {min(used)} to {max(used)} by {self.signal} within {share:.0%} "
-            "of the parameters"
+            f"{evidence.text}: ranks {min(used)} to {max(used)} by {self.signal} within "
+            f"{share:.0%} of the parameters"
         )
         return answer(
             observation,

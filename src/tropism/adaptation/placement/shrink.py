@@ -79,7 +79,10 @@ class SignalShrink(Measured):
         ]
         ratios = _relative_to_median([scores[i] or 0.0 for i in known])
         if ratios is None:
-            reason = f"{evidence.text}, but {len(known)} linears have z >= {self.min_site_z:g}"
+            lack = "two are needed" if len(known) < 2 else "their median snr is 0"
+            reason = (
+                f"{evidence.text}, but {len(known)} linears have z >= {self.min_site_z:g}: {lack}"
+            )
             return hold(observation, reason, state=after, scores=scores, **evidence.numbers)
         sizes = [float(num_parameters(observation.sites[i], rank)) for i in known]
         scales = dict(zip(known, self._scales(ratios, sizes), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -63,8 +63,8 @@ class Static:
     def __post_init__(self) -> None:
         require(self.modules is None or len(self.modules) > 0, self, "modules", "name some")
         require(self.layers is None or len(self.layers) > 0, self, "layers", "name some")
-        is_known = not isinstance(self.layers, str) or self.layers in Third.__args__
-        require(is_known, self, "layers", f"give indices or one of {Third.__args__}")
+        is_known = not isinstance(self.layers, str) or self.layers in get_args(Third)
+        require(is_known, self, "layers", f"give indices or one of {get_args(Third)}")
         require(self.rank is None or self.rank >= 1, self, "rank", "give 1 or more, or null")
 
     def decide(
@@ -102,7 +102,6 @@ class Static:
             return frozenset(self.layers)
         present = sorted({s.plan.layer for s in observation.sites if s.plan.layer is not None})
         third = {"bottom_third": 0, "middle_third": 1, "top_third": 2}[self.layers]
-        # Layers 3 i / L rounded to a third: integers, so that the three parts share no layer.
         return frozenset(
             layer for i, layer in enumerate(present) if _third(i, len(present)) == third
         )
@@ -113,7 +112,9 @@ class Static:
         chosen: list[bool],
         layers: frozenset[int] | None,
     ) -> None:
-        plans = [s.plan for s, is_chosen in zip(observation.sites, chosen, strict=True) if is_chosen]
+        plans = [
+            s.plan for s, is_chosen in zip(observation.sites, chosen, strict=True) if is_chosen
+        ]
         for setting, wanted, found, known in (
             ("modules", self.modules, {p.module for p in plans}, "module"),
             ("layers", layers, {p.layer for p in plans}, "layer"),
