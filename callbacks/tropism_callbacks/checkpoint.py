@@ -26,8 +26,9 @@ class Checkpoint(Callback):
         Nothing.
     Writes:
         ``checkpoints/rollout=000010.ckpt`` and ``checkpoints/last.ckpt`` (a hard link to the
-        newest, or a copy where links are not possible), each complete or absent; ``adapter/`` or
-        ``model/`` when training ended well, replacing an older one only once it is complete.
+        newest, or a copy where links are not possible), each complete or absent; when training
+        ended well ``adapter/`` and ``adapter_compact/``, or ``model/``, replacing older ones only
+        once they are complete.
     Changes:
         Its own place among the callbacks: last, so that what it saves holds the others' state of
         the same rollout.
@@ -36,9 +37,12 @@ class Checkpoint(Callback):
         every_n_rollouts: Save after every so many rollouts, counted from the run's first.
         keep: Newest checkpoints to keep. Ones beyond the rollout that was resumed from stay.
         export: Whether to export the policy at the end.
+        merge: Also export the whole model with its adapter merged in, as ``model/``.
     """
 
-    def __init__(self, every_n_rollouts: int = 10, keep: int = 2, export: bool = True) -> None:
+    def __init__(
+        self, every_n_rollouts: int = 10, keep: int = 2, export: bool = True, merge: bool = False
+    ) -> None:
         if every_n_rollouts < 1:
             raise ValueError(
                 f"Checkpoint.every_n_rollouts={every_n_rollouts}: give 1 or more. To save only at "
@@ -48,7 +52,7 @@ class Checkpoint(Callback):
             raise ValueError(f"Checkpoint.keep={keep}: at least one checkpoint must be kept.")
         self.every_n_rollouts = every_n_rollouts
         self.keep = keep
-        self.should_export = export
+        self.should_export, self.should_merge = export, merge
         self._saved_rollout: int | None = None
         self._folder: Path | None = None
 
@@ -77,7 +81,7 @@ class Checkpoint(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.should_export and trainer.is_global_zero and self._saved_rollout is not None:
             with explained_disk_full(run_folder(trainer)):
-                pl_module.policy.export(run_folder(trainer))
+                pl_module.policy.export(run_folder(trainer), should_merge=self.should_merge)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

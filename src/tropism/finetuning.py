@@ -128,6 +128,7 @@ class FineTuning(L.LightningModule):
     def on_train_start(self) -> None:
         if self.placement is not None:
             self.placement.reassert()
+            self.placement.check()
 
     def num_trainable(self) -> int:
         """Scalars that train now."""

@@ -20,6 +20,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from tropism.lora.export import export_full, export_portable
+from tropism.lora.export_compact import export_compact
+from tropism.lora.export_merged import export_merged
 from tropism.lora.views import View
 from tropism.measurements.layer_names import LinearSite
 from tropism.objective.logprobs import selected_logprobs
@@ -335,10 +337,20 @@ class Policy:
         """Restore what ``reference_state`` gave."""
         self._reference, self._reference_weights = dict(state["adapters"]), state["weights"]
 
-    def export(self, run_folder: Path) -> Path:
-        """Write ``adapter/`` (loads with stock PEFT), or ``model/`` for full-parameter runs."""
-        if isinstance(self.model, PeftModel):
-            return export_portable(
-                self.model, run_folder / "adapter", base_model_name_or_path=self.source
-            )
-        return export_full(self.base, self.tokenizer, run_folder / "model")
+    def export(self, run_folder: Path, *, should_merge: bool = False) -> Path:
+        """Write what a run leaves behind.
+
+        LoRA: ``adapter/`` (exactly the trained logits, with stock PEFT or vLLM) and
+        ``adapter_compact/`` (only the components in use); also ``model/``, the whole model with
+        the adapter merged in, where ``should_merge``. Full-parameter training: ``model/``.
+
+        Returns:
+            ``adapter/`` or ``model/``.
+        """
+        if not isinstance(self.model, PeftModel):
+            return export_full(self.base, self.tokenizer, run_folder / "model")
+        options = {"base_model_name_or_path": self.source}
+        export_compact(self.model, run_folder / "adapter_compact", **options)
+        if should_merge:
+            export_merged(self.model, self.tokenizer, run_folder / "model")
+        return export_portable(self.model, run_folder / "adapter", **options)

@@ -104,7 +104,7 @@ class Policy:
     def starting_adapter(self, site: LinearSite) -> tuple[Tensor, Tensor] | None:
         return self.starting.get(site.name)
 
-    def export(self, run_folder: Path) -> Path:
+    def export(self, run_folder: Path, *, should_merge: bool = False) -> Path:
         self.exported += 1
         (run_folder / "adapter").mkdir(exist_ok=True)
         (run_folder / "adapter" / "weights").write_text(f"export {self.exported}")

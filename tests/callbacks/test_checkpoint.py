@@ -143,7 +143,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(
 def test_a_full_disk_at_the_export_is_explained(make_run: Callable[..., Any]) -> None:
     run = make_run(Checkpoint())
 
-    def fail(folder: Path) -> None:
+    def fail(folder: Path, *, should_merge: bool) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run.module.policy.export = fail

@@ -204,3 +204,30 @@ trainer:
     assert replay([str(run)]) == 0
     with pytest.raises(ValueError, match="max_groups=8, but a rollout has 4 prompts"):
         tropism("--config", str(path), *sizes[:-1], "8")
+
+
+def test_exports_after_a_switch_are_the_trained_policy(loop):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from tropism.models import LoRA, Model, load_policy
+    from tropism.organism import weights_folder
+
+    merging = CHECKPOINTS.replace("keep: 20", "keep: 2, merge: true")
+    run = loop(callbacks=merging)
+    saved = checkpoint(run, "last.ckpt")["state_dict"]
+    policy = load_policy(Model(name="organism", dtype="float32"), LoRA(rank=4, alpha=8))
+    with torch.no_grad():
+        for name, value in policy.named_trainable().items():
+            value.copy_(saved[f"network.{name}"])
+        ids = torch.arange(5, 30)[None]
+        trained = policy.model(input_ids=ids).logits
+        with policy.merged():
+            merged = policy.model(input_ids=ids).logits
+        options = {"dtype": torch.float32}
+        for folder in ("adapter", "adapter_compact"):
+            base = AutoModelForCausalLM.from_pretrained(weights_folder(), **options)
+            stock = PeftModel.from_pretrained(base, run / folder)(input_ids=ids).logits
+            assert torch.equal(trained, stock), folder
+        whole = AutoModelForCausalLM.from_pretrained(run / "model", **options)
+        assert torch.equal(whole(input_ids=ids).logits, merged)

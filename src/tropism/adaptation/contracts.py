@@ -59,12 +59,13 @@ class PlacementObservation:
     """What a placement policy decides on.
 
     Args:
-        rollout: Rollouts done.
+        rollout: The rollout just done; 0 also before the first.
         step: Optimizer steps done.
         max_rank: R, components of every adapter.
         probes_pooled: Probes behind the signals.
-        pooled_z: The z of the sum of ``debiased`` over all linears, against the same permutations
-            for all of them, so that what they share is not counted as evidence twice.
+        pooled_z: The z of the sum of ``debiased`` over all linears, each in units of its own
+            energy, against the same permutations for all of them, so that what they share is not
+            counted as evidence twice.
         sites: Every linear, in the order of the plan.
     """
 
@@ -105,7 +106,7 @@ class RewardObservation:
     """What a reward policy decides on.
 
     Args:
-        rollout: Rollouts done.
+        rollout: The rollout just done; 0 also before the first.
         step: Optimizer steps done.
         probes_pooled: Probes behind the gradient norms.
         outcome: Name of the component that says whether the task was solved.
@@ -124,7 +125,7 @@ class RolloutObservation:
     """What a rollout policy decides on.
 
     Args:
-        rollout: Rollouts done.
+        rollout: The rollout just done; 0 also before the first.
         step: Optimizer steps done.
         probes_pooled: Probes behind the noise scale.
         num_groups: P in force now.
