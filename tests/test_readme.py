@@ -14,6 +14,13 @@ TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 GLOSSARY = TEXT[TEXT.index("### Metrics") : TEXT.index("## Where things are")]
 
 
+def block(name: str) -> str:
+    """The code whose first line is ``# name``."""
+    found = re.search(rf"```(?:python|yaml)\n(# {re.escape(name)}\n.*?)```", TEXT, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
 def test_files_that_it_names_exist():
     named = set(re.findall(r"(?:experiments|paper_figures)/[\w/.-]+\.\w+", TEXT))
     assert named
@@ -68,8 +75,7 @@ def test_own_data_and_reward_as_it_shows(tmp_path, monkeypatch):
     from tropism.cli import main
     from tropism.measurements.records import read
 
-    blocks = re.findall(r"```(?:python|yaml)\n(# my.*?)```", TEXT, re.DOTALL)
-    reward, config = blocks
+    reward, config = block("my_reward.py"), block("my.yaml")
     config = re.sub(r"model: \{name: .*", "model: {name: organism}\n    group_size: 4", config)
     config = config.replace("batch_size: 32 ", "batch_size: 8 ").replace("100", "1")
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
@@ -84,7 +90,28 @@ def test_own_data_and_reward_as_it_shows(tmp_path, monkeypatch):
     assert len(read("runs/my/version_0", "steps")) == 1
 
 
-@pytest.mark.parametrize("name", ["quickstart"])
+def test_own_policy_as_it_shows(tropism, tmp_path, monkeypatch):
+    from tropism.adaptation.replay import main as replay
+    from tropism.measurements.records import read
+
+    code = block("my_policy.py")
+    assert len(code.splitlines()) <= 24
+    (tmp_path / "my_policy.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.yaml").write_text("""
+trainer:
+  callbacks+:
+    - class_path: tropism_callbacks.Pressure
+      init_args: {every_n_rollouts: 1, probes_per_reading: 2}
+    - class_path: tropism_callbacks.AdaptiveLoRA
+      init_args: {policy: {class_path: my_policy.HalfSteps, init_args: {below: 2.0}}}
+""")
+    run = tropism("--config", "mine.yaml", "--data.init_args.num_rollouts", "3")
+    assert set(read(run, "plans")["lr_scale"]) == {0.5, 1.0}
+    assert replay([str(run)]) == 0
+
+
+@pytest.mark.parametrize("name", ["quickstart", "plan_timeline"])
 def test_figures_redraw_from_committed_data(name, tmp_path):
     import shutil
 

@@ -32,7 +32,7 @@ def now(**values: float | None) -> dict[str, float | None]:
     ],
 )
 def test_within_its_limits(values: dict[str, float | None]) -> None:
-    assert GUARD.check(BEFORE, [now(), now(**values)]) is None
+    assert GUARD.check(BEFORE, [now(), *[now(**values)] * 4]) is None
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,16 @@ def test_within_its_limits(values: dict[str, float | None]) -> None:
     ],
 )
 def test_beyond_a_limit(values: dict[str, Any], numbers: list[str]) -> None:
-    reason = GUARD.check(BEFORE, [now(), now(), now(**values)])
+    reason = GUARD.check(BEFORE, [now(), *[now(**values)] * 4])
     assert reason is not None
-    assert all(number in reason for number in [*numbers, "3 rollouts after the switch"])
+    assert all(number in reason for number in [*numbers, "5 rollouts after the switch"])
+
+
+def test_entropy_is_judged_over_several_rollouts() -> None:
+    low = now(entropy=0.1)
+    assert GUARD.check(BEFORE, [low] * 3) is None
+    assert GUARD.check(BEFORE, [now(entropy=4.0), low, low, low]) is None  # mean 1.075 of 2
+    assert GUARD.check(BEFORE, [now(entropy=3.0), low, low, low]) is not None
 
 
 def test_without_a_past_only_kl_is_judged() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tropism.adaptation.settings import require
 
+ENTROPY_ROLLOUTS = 4
+
 Watched = Mapping[str, float | None]
 
 
@@ -17,7 +19,9 @@ class Guard:
     Args:
         rollouts: Rollouts that a switch is watched for.
         max_kl: Largest KL(before || after) of one rollout's update, in nats per token.
-        entropy_drop: Largest fall of the entropy below its mean before the switch, as a share.
+        entropy_drop: Largest fall of the entropy below its mean before the switch, as a share; of
+            its mean over the last ``ENTROPY_ROLLOUTS``, for prompts alone move it from one rollout
+            to the next.
         grad_norm_ratio: Largest gradient norm, in units of the mean before the switch.
     """
 
@@ -44,7 +48,9 @@ class Guard:
         if not since_switch:
             return None
         now, rollout = since_switch[-1], f"{len(since_switch)} rollouts after the switch"
-        kl, entropy, norm = (now.get(name) for name in ("kl", "entropy", "grad_norm"))
+        kl, norm = now.get("kl"), now.get("grad_norm")
+        recent = since_switch[-ENTROPY_ROLLOUTS:]
+        entropy = _mean(recent, "entropy") if len(recent) == ENTROPY_ROLLOUTS else None
         if kl is not None and kl > self.max_kl:
             return f"an update moved the policy by KL {kl:.3g} > {self.max_kl:g}, {rollout}"
         mean_entropy = _mean(history_before, "entropy")
