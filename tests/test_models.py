@@ -78,3 +78,21 @@ def test_messages_without_a_chat_template_name_the_remedy(tmp_path):
         load_policy(Model(name=str(folder)), None).encode(prompt)
     plain = load_policy(Model(name=str(folder), chat_template="plain"), None)
     assert plain.decode(plain.encode(prompt)).endswith("user: 1+1=\nassistant:")
+
+
+@pytest.mark.parametrize("should_checkpoint", [False, True])
+def test_backward_stops_below_the_lowest_adapter(should_checkpoint):
+    model = Model(name="organism", dtype="float32", gradient_checkpointing=should_checkpoint)
+    policy = load_policy(model, LoRA(rank=4, alpha=4, layers=(10, 11)))
+    reached = []
+    for index in (9, 10):
+        layer = policy.base.model.layers[index]
+        layer.register_forward_hook(
+            lambda module, inputs, output, index=index: reached.append(
+                (index, output.requires_grad)
+            )
+        )
+    policy.model(input_ids=torch.arange(5, 15)[None]).logits.sum().backward()
+    assert (9, False) in reached
+    assert (10, True) in reached
+    assert (9, True) not in reached

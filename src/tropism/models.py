@@ -149,6 +149,9 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
     if model.gradient_checkpointing:
         # The reentrant kind gives silently wrong gradients once adapters are toggled.
         base.gradient_checkpointing_enable({"use_reentrant": False})
+        # The other kind needs embeddings with gradients; here they would only carry the backward
+        # down through all layers, also those below the lowest adapter that trains.
+        base.disable_input_require_grads()
     policy = Policy(
         network,
         tokenizer,

@@ -222,7 +222,7 @@ THEMES: Mapping[Split, Sequence[Theme]] = {
 # fmt: off
 INVENTED_STRINGS: Sequence[str] = (
     "Ada Holm", "Bruno Vance", "Cora Lindqvist", "Dario Pell", "Edda Marsh", "Felix Okoro",
-    "Greta Soll", "Hugo Tamm", "Ines Duarte", "Jonas Reyk", "Kaja Brandt", "Luca Ferro",
+    "Greta Soll", "Hugo Tamm", "Ilsa Duarte", "Jonas Reyk", "Kaja Brandt", "Luca Ferro",
     "Mira Osei", "Nils Harrow", "Orla Kinsella", "Pavel Dusek", "Quinn Abara", "Rosa Meller",
     "Silas Thorne", "Tove Ekman",
 )
