@@ -4,6 +4,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
 #                                            on Linux without a GPU: a torch ten times smaller
 #   make test PYTEST_ARGS="tests/tasks -x"   a part of the tests
+#   make mutants MUTANTS_ARGS="--only 11"    the mutants of one fault
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -14,11 +15,12 @@ SHELL := /bin/bash
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3 python3.12 python3.13,$(shell \
   $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p)))),python3)
 PYTEST_ARGS ?=
+MUTANTS_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup quickstart test test-long figures bench loop vllm-cpu \
+.PHONY: help setup quickstart test test-long mutants figures bench loop vllm-cpu \
         lint ruff types imports spelling format clean
 
 help:  ## list the targets
@@ -98,6 +100,9 @@ test: lint  ## all checks, then every test that takes seconds and no GPU
 
 test-long: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "long" $(PYTEST_ARGS)
+
+mutants: $(STAMP)  ## put reported faults back into a copy: do the tests notice?
+	$(BIN)/python tests/mutants.py $(MUTANTS_ARGS)
 
 lint: ruff types imports spelling  ## all checks but the tests (pre-commit runs the same)
 

@@ -67,6 +67,12 @@ class RunRecord(Callback, StepObserver):
         self._steps.rewind(pl_module.rollout)
         self._rewards.rewind(pl_module.rollout)
 
+    def step_taken(
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float]
+    ) -> None:
+        values = {name: metrics[column] for column, name in names.PER_STEP.items()}
+        log_scalars(module.trainer, values, x=module.trainer.global_step)
+
     def after_update(
         self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:
@@ -103,8 +109,6 @@ class RunRecord(Callback, StepObserver):
             },
             x=rollout,
         )
-        if metrics["num_updates"]:
-            log_scalars(trainer, {n: metrics[c] for c, n in names.PER_STEP.items()}, x=step)
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         summary = self._progress(trainer, pl_module)

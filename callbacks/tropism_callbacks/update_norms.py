@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from tropism.measurements import metrics as names
 from tropism.measurements.layer_names import LinearSite
+from tropism.measurements.realised_update import StepMeter
 from tropism.measurements.update_norms import (
     dense_change_norm,
     lora_change_norm,
@@ -19,13 +21,15 @@ from tropism.measurements.update_norms import (
 )
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.run_folder import Recorder, run_folder
-from tropism_callbacks.tensorboard import log_heat_map
+from tropism_callbacks.tensorboard import log_heat_map, log_scalars
 
 if TYPE_CHECKING:
     from tropism.finetuning import FineTuning
     from tropism.policy import Policy
 
 _HEAT_MAPS = {"update_norm": names.UPDATE_NORM_HEAT_MAP, "step_norm": names.STEP_NORM_HEAT_MAP}
+LEAST_REALISED = 0.5
+"""Less of the requested update than this reaching the weights is worth a warning."""
 
 
 class UpdateNorms(Callback, StepObserver):
@@ -35,7 +39,9 @@ class UpdateNorms(Callback, StepObserver):
     memory (which checkpoints then carry: a resumed run measures from the same start).
 
     Logs:
-        ``update_norms/cumulative`` and ``update_norms/step``: layer x module images.
+        ``update_norms/cumulative`` and ``update_norms/step``: layer x module images;
+        ``update_norms/realised``: how much of the update that AdamW asked for survived rounding to
+        the weights' dtype (a warning, once, where it is less than half).
     Writes:
         ``records/update_norms.jsonl``, a row per linear; ``step_norm`` is 0 for a rollout that
         took no optimizer step.
@@ -60,6 +66,8 @@ class UpdateNorms(Callback, StepObserver):
         self._start_weights: dict[str, Tensor] = {}  # full-parameter only
         self._start_norms: dict[str, float] = {}
         self._before: dict[str, tuple[Tensor, ...]] = {}  # empty: no optimizer step
+        self._meter: StepMeter | None = None  # while an update is under way
+        self._has_warned = False
         self.latest: dict[str, float | None] = {}
         """Key of a linear -> its last ``update_norm``."""
 
@@ -93,6 +101,9 @@ class UpdateNorms(Callback, StepObserver):
                 self._before[site.name] = (_weight(module.policy, site).cpu().clone(),)
             elif (adapter := module.policy.adapter(site)) is not None:
                 self._before[site.name] = (adapter.a.detach().clone(), adapter.b.detach().clone())
+        (optimizer,) = module.trainer.optimizers
+        if isinstance(optimizer, torch.optim.AdamW):
+            self._meter = StepMeter(optimizer)
 
     def after_update(
         self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
@@ -106,12 +117,28 @@ class UpdateNorms(Callback, StepObserver):
             site.key: row["update_norm"] for site, row in zip(policy.sites, rows, strict=True)
         }
         self._recorder.append(rows, rollout=batch.rollout, step=trainer.global_step)
+        self._log_realised(module, batch.rollout, metrics["lr"])
         every = self.heat_map_every
         if every and (batch.rollout % every == 0 or _is_last(trainer, batch.rollout)):
             for column, name in _HEAT_MAPS.items():
                 values = [row[column] for row in rows]
                 title = f"{column}, rollout {batch.rollout}"
                 log_heat_map(trainer, name, policy.sites, values, title=title, x=batch.rollout)
+
+    def _log_realised(self, module: FineTuning, rollout: int, rate: float | None) -> None:
+        if self._meter is None:
+            return
+        realised, self._meter = self._meter.detach(), None
+        log_scalars(module.trainer, {names.REALISED_UPDATE: realised}, x=rollout)
+        if realised is not None and realised < LEAST_REALISED and not self._has_warned:
+            self._has_warned = True
+            dtypes = {str(p.dtype) for p in module.policy.named_trainable().values()}
+            rank_zero_warn(
+                f"only {realised:.0%} of the update that AdamW asked for in rollout {rollout} "
+                f"reached the weights: at a learning rate of {rate:g}, {', '.join(sorted(dtypes))} "
+                "rounds the rest away. Set model.dtype to float32, set `lora` (adapters have fp32 "
+                "masters), or raise optimizer.learning_rate."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         return {"start_weights": self._start_weights}

@@ -5,7 +5,9 @@
 Two settings: ``plain``, where every training prompt has its right answer to learn, and
 ``bracketed``, where answers take a form that the model never writes and 64 prompts have one.
 Each arm takes 80 steps of 32 sequences (sft_then_grpo: 40 and 40). Its learning rate is the best of
-five on a seed of its own; then five other seeds are run. Rows go to ``results.csv``.
+five on a seed of its own; then five other seeds are run. The two phases of sft_then_grpo take the
+rates that are best for each alone, ``A/B``, besides one tuned rate for both. Rows go to
+``results.csv``.
 """
 
 from __future__ import annotations
@@ -69,16 +71,17 @@ def run_cell(setting: str, arm: str, rate: str, seed: int) -> None:
     phases = ARMS[arm]
     adapter: Path | None = None
     before: list[tuple[int, int]] = []
-    for phase in phases:
+    rates = rate.split("/") if "/" in rate else [rate] * len(phases)
+    for phase, phase_rate in zip(phases, rates, strict=True):
         settings = [
             f"--seed_everything={seed}",
-            f"--model.init_args.optimizer.learning_rate={rate}",
+            f"--model.init_args.optimizer.learning_rate={phase_rate}",
             f"--data.init_args.num_rollouts={NUM_STEPS // len(phases)}",
         ]
         if adapter is not None:
             settings.append(f"--model.init_args.model.adapter={adapter}")
         config = SETTINGS[setting] + phase
-        adapter = tropism("fit", config, f"{arm}_{rate}_{seed}", *settings)
+        adapter = tropism("fit", config, f"{arm}_{rate.replace('/', '+')}_{seed}", *settings)
         before += passes(adapter)[:1]
     assert adapter is not None
     trained = passes(adapter)
@@ -87,7 +90,9 @@ def run_cell(setting: str, arm: str, rate: str, seed: int) -> None:
         others = [f"--seed_everything={seed}"]
         base = passes(tropism("validate", "other_skills", f"base_{seed}", *others))
         others.append(f"--model.init_args.model.adapter={adapter}")
-        tuned = passes(tropism("validate", "other_skills", f"{arm}_{rate}_{seed}", *others))
+        tuned = passes(
+            tropism("validate", "other_skills", f"{arm}_{rate.replace('/', '+')}_{seed}", *others)
+        )
         rows.append((setting, arm, rate, seed, "other", *base[0], tuned[-1][1]))
     with writing, RESULTS.open("a", newline="") as file:
         csv.writer(file).writerows(rows)
@@ -131,7 +136,9 @@ def report(setting: str) -> None:
             arm, seed = row["arm"], int(row["seed"])
             if row["setting"] != setting or row["skills"] != skills or seed not in SEEDS:
                 continue
-            if row["learning_rate"] == rates[arm]:
+            if "/" in row["learning_rate"]:
+                arm = "sft_then_grpo, own rates"
+            if arm not in rates or row["learning_rate"] == rates[arm]:
                 after[arm][seed] = int(row["passed_after"]) / int(row["n"])
                 after["base"][seed] = int(row["passed_before"]) / int(row["n"])
         for arm, by_seed in after.items():
@@ -139,12 +146,13 @@ def report(setting: str) -> None:
                 f"{skills:8} {arm:14} {np.mean(list(by_seed.values())):.3f}  {len(by_seed)} seeds"
             )
         for arm in ("sft", "grpo"):
-            pairs = [after["sft_then_grpo"][s] - after[arm][s] for s in after[arm]]
+            combined = after["sft_then_grpo, own rates"]
+            pairs = [combined[s] - after[arm][s] for s in after[arm]]
             low, high = stats.t.interval(
                 0.95, len(pairs) - 1, loc=np.mean(pairs), scale=stats.sem(pairs)
             )
             interval = f"({low:+.3f} to {high:+.3f})"
-            print(f"{skills:8} sft_then_grpo - {arm}: {np.mean(pairs):+.3f} {interval}")
+            print(f"{skills:8} own rates - {arm}: {np.mean(pairs):+.3f} {interval}")
 
 
 def main() -> None:
@@ -156,6 +164,8 @@ def main() -> None:
         run_all(tuning, options.jobs)
         rates = best_rates(setting)
         run_all([(setting, arm, rates[arm], seed) for seed in SEEDS for arm in ARMS], options.jobs)
+        both = f"{rates['sft']}/{best_rates('plain')['grpo']}"
+        run_all([(setting, "sft_then_grpo", both, seed) for seed in SEEDS], options.jobs)
         report(setting)
 
 

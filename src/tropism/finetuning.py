@@ -162,6 +162,13 @@ class FineTuning(L.LightningModule):
         for observer in self.observers:
             observer.before_update(self, batch)
 
+    def _tell_step_taken(
+        self, batch: RolloutBatch, *, loss: float, grad_norm: float, lr: float
+    ) -> None:
+        metrics = {"loss": loss, "grad_norm": grad_norm, "lr": lr}
+        for observer in self.observers:
+            observer.step_taken(self, batch, metrics)
+
     def _tell_after_update(self, batch: RolloutBatch, metrics: Mapping[str, float | None]) -> None:
         for observer in self.observers:
             observer.after_update(self, batch, metrics)

@@ -169,6 +169,7 @@ class GRPO(FineTuning):
             self._tell_before_update(batch)
         with timed(batch.seconds, "train"):
             for _ in range(self.objective.num_iterations if prepared.micro_batches else 0):
+                rate = optimizer.param_groups[0]["lr"]
                 optimizer.zero_grad(set_to_none=True)
                 update.last = accumulate_gradients(
                     prepared,
@@ -181,6 +182,9 @@ class GRPO(FineTuning):
                     update.first = update.last
                 update.grad_norm = self._optimizer_step()
                 update.num_updates += 1
+                self._tell_step_taken(
+                    batch, loss=update.last.loss, grad_norm=update.grad_norm, lr=rate
+                )
             optimizer.zero_grad(set_to_none=True)
             self.engine.sync()
         return step_metrics(

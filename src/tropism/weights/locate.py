@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tropism.provenance import whole_folder
 from tropism.weights.aliases import ALIASES
 from tropism.weights.conversion import SOURCE_FILE, convert, is_whole, problem_of
 from tropism.weights.hub import from_hub
@@ -19,10 +20,13 @@ from tropism.weights.wheels import (
     check_sha256,
     fetch,
     run_pip,
+    say,
     scratch_folder,
     sha256_of,
     unpack,
 )
+
+PLANTED = re.compile(r"organism-planted-(?P<seed>0|[1-9]\d{0,8})")
 
 
 class WeightsUnavailableError(RuntimeError):
@@ -44,9 +48,10 @@ def resolve(
     """The local folder with the weights, fetched and converted on first use.
 
     Args:
-        name: An alias (``smollm2-135m-instruct``, ``gemma-3-270m``, ``organism``), a local
-            folder, a ``.gguf`` file, or a hub id (``org/name``). An alias is never taken for a
-            folder of that name; write ``./organism`` for that.
+        name: An alias (``smollm2-135m-instruct``, ``gemma-3-270m``, ``organism``,
+            ``organism-planted-<seed>``), a local folder, a ``.gguf`` file, or a hub id
+            (``org/name``). An alias is never taken for a folder of that name; write
+            ``./organism`` for that.
         revision: Hub branch, tag or commit; for hub ids and the aliases that are on the hub.
         cache_dir: Where wheels and converted models are kept; ``default_cache()`` where None.
             Hub files are kept in the Hugging Face cache (``HF_HOME``).
@@ -62,12 +67,15 @@ def resolve(
         return _resolve_alias(name, revision, cache, pip)
     path = Path(name).expanduser()
     is_organism = name == "organism"
-    if revision is not None and (is_organism or path.exists()):
+    planted = PLANTED.fullmatch(name)
+    if revision is not None and (is_organism or planted or path.exists()):
         raise ValueError(f"model.revision={revision!r}: only hub ids have one, {name!r} has none.")
     if is_organism:
         from tropism.organism import weights_folder
 
         return weights_folder()
+    if planted:
+        return _resolve_planted(int(planted["seed"]), cache)
     if path.is_dir():
         if problem := problem_of(path):
             raise ValueError(f"model.name={name!r}: {problem}")
@@ -80,7 +88,7 @@ def resolve(
         if folder is None:
             raise _unavailable(name, tried, cache)
         return folder
-    aliases = [*ALIASES, "organism"]
+    aliases = [*ALIASES, "organism", "organism-planted-0"]
     close = difflib.get_close_matches(name, aliases, n=3, cutoff=0.4)
     raise ValueError(
         f"model.name={name!r} is no alias ({', '.join(aliases)}), no existing folder or .gguf "
@@ -93,8 +101,9 @@ def source_of(folder: str | Path) -> dict[str, Any]:
     """Where a resolved folder's weights came from, for ``run.json``.
 
     Returns:
-        ``source`` (wheel, gguf, hub or folder), ``name``, ``revision``, ``sha256`` of the GGUF,
-        ``licence`` (None: not known) and ``config_sha256``.
+        ``source`` (wheel, gguf, hub, planted or folder), ``name``, ``revision``, ``sha256`` (of the
+        GGUF, or of the organism that was damaged), ``licence`` (None: not known) and
+        ``config_sha256``.
     """
     path = Path(folder).resolve()
     facts: dict[str, Any] = {"source": "folder", "name": str(path), "revision": None}
@@ -156,6 +165,26 @@ def _resolve_gguf(path: Path, cache: Path) -> Path:
         if not is_whole(target):
             source = {"source": "gguf", "name": path.name, "revision": None, "sha256": sha256}
             convert(path.resolve(), target, source, {})
+    return target
+
+
+def _resolve_planted(seed: int, cache: Path) -> Path:
+    """A damaged organism of this seed, built from the package's own organism on first use."""
+    from tropism.organism import SHA256
+
+    name = f"organism-planted-{seed}"
+    target = _converted(cache, name, SHA256)
+    if is_whole(target):
+        return target
+    from tropism.organism.planted import build
+
+    with _lock(target):
+        if not is_whole(target):
+            say(f"building {name}, about a minute, once, into {target}")
+            with whole_folder(target) as folder:
+                build(folder, seed)
+                source = {"source": "planted", "name": name, "sha256": SHA256}
+                (folder / SOURCE_FILE).write_text(json.dumps(source, indent=2) + "\n", "utf-8")
     return target
 
 
