@@ -9,7 +9,10 @@ import torch
 
 from tropism.measurements.alignment import Alignment, Moments, log_correlation, misalignment
 from tropism.measurements.layer_names import LinearSite
-from tropism.organism.planted import ANGLES, DAMAGE_FILE, angle_of_cost, build, rotate, rotation
+from tropism.organism import planted
+from tropism.organism.damage import ANGLES, angle_of_cost, rotate, rotation
+from tropism.organism.planted import DAMAGE_FILE, build, damaged_keys
+from tropism.weights import resolve, source_of
 
 
 def test_a_rotation_turns_every_vector_by_the_angle():
@@ -75,6 +78,32 @@ def test_misalignment_is_against_the_same_module_in_other_layers():
     # Others' medians minus own: -0.05, 0.1, -0.05, -0.15, 0.7; their median size is 0.1.
     assert scores[4] == pytest.approx(0.7 / 0.1)
     assert max(score for score in scores[:4]) < scores[4]
+
+
+def test_a_planted_organism_is_a_name_and_is_built_once(tmp_path, monkeypatch):
+    built = []
+
+    def stand_in(folder, seed):
+        built.append(seed)
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).write_text("{}")
+        (folder / DAMAGE_FILE).write_text(
+            json.dumps(
+                {"sites": [{"layer": 3, "module": "q_proj"}, {"layer": 0, "module": "up_proj"}]}
+            )
+        )
+
+    monkeypatch.setattr(planted, "build", stand_in)
+    folder = resolve("organism-planted-3", cache_dir=tmp_path)
+    assert resolve("organism-planted-3", cache_dir=tmp_path) == folder
+    assert resolve("organism-planted-12", cache_dir=tmp_path) != folder
+    assert built == [3, 12]
+    assert damaged_keys(folder) == {"3.q_proj", "0.up_proj"}
+    assert source_of(folder)["name"] == "organism-planted-3"
+    with pytest.raises(ValueError, match="only hub ids"):
+        resolve("organism-planted-3", revision="main", cache_dir=tmp_path)
+    with pytest.raises(ValueError, match="is no alias"):
+        resolve("organism-planted-x", cache_dir=tmp_path)
 
 
 @pytest.mark.long

@@ -58,6 +58,8 @@ class Pressure(Callback, StepObserver):
         sketch_size: k of the [k, k] sketches; a norm deviates by about 2 / sqrt(k) at worst.
         should_score_statically: Also score the linears without any reward (PLoP, weight norm)
             once, at the first probe: controls for placement.
+        should_align: Also measure at every reading how little each linear fits its surroundings
+            (signal ``misalignment``): what finds damaged linears. Cubic in their width.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Pressure(Callback, StepObserver):
         max_rows: int = 96,
         sketch_size: int = 32,
         should_score_statically: bool = False,
+        should_align: bool = False,
     ) -> None:
         for name, value, least in (
             ("every_n_rollouts", every_n_rollouts, 1),
@@ -94,10 +97,12 @@ class Pressure(Callback, StepObserver):
             "choice": choice,
             "max_rows": max_rows,
             "sketch_size": sketch_size,
+            "should_align": should_align,
         }
         self._prober: Prober | None = None
-        self._saved_pool: Mapping[str, Any] | None = None
+        self._saved: Mapping[str, Any] = {}
         self._reading: Reading | None = None
+        self._is_scored = False
         self._seconds = {"probe": 0.0, "all": 0.0}
 
     def reading_of(self, rollout: int) -> Reading | None:
@@ -127,8 +132,10 @@ class Pressure(Callback, StepObserver):
             seed=pl_module.seed,
             **self._settings,
         )
-        if self._saved_pool is not None:
-            self._prober.pool.load_state_dict(self._saved_pool)
+        if self._saved.get("pool") is not None:
+            self._prober.pool.load_state_dict(self._saved["pool"])
+        if self._prober.moments is not None and self._saved.get("moments") is not None:
+            self._prober.moments.load_state_dict(self._saved["moments"])
         for table in (self._table, self._reward_table):
             table.rewind(pl_module.rollout)
 
@@ -136,8 +143,8 @@ class Pressure(Callback, StepObserver):
         assert self._prober is not None
         if batch.rollout % self.every_n_rollouts:
             return
-        if self.should_score_statically and not self.static_scores:
-            self.static_scores = self._prober.static_scores(batch)
+        if self.should_score_statically and not self._is_scored:
+            self.static_scores, self._is_scored = self._prober.static_scores(batch), True
         self._prober.probe(batch, module.rewards.weights)
         if self._prober.pool.probes_pooled >= self.probes_per_reading:
             self._read(module, batch)
@@ -146,6 +153,9 @@ class Pressure(Callback, StepObserver):
     def _read(self, module: Any, batch: RolloutBatch) -> None:
         assert self._prober is not None
         pool, sites = self._prober.pool, module.policy.sites
+        if self._prober.moments is not None:
+            for key, score in self._prober.misalignment().items():
+                self.static_scores.setdefault(key, {})["misalignment"] = score
         pressure = pool.estimate(rank=1 if module.lora is None else module.lora.rank)
         rewards = pool.reward_gradients()
         self._reading = Reading(batch.rollout, pressure, rewards)
@@ -187,15 +197,19 @@ class Pressure(Callback, StepObserver):
         return {"pressure": {"cost_share": self._seconds["probe"] / total if total else None}}
 
     def state_dict(self) -> dict[str, Any]:
+        pool = None if self._prober is None else self._prober.pool
+        moments = None if self._prober is None else self._prober.moments
         return {
-            "pool": None if self._prober is None else self._prober.pool.state_dict(),
+            "pool": None if pool is None else pool.state_dict(),
+            "moments": None if moments is None else moments.state_dict(),
             "static_scores": self.static_scores,
             "seconds": self._seconds,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved_pool = state_dict["pool"]
+        self._saved = {"pool": state_dict["pool"], "moments": state_dict["moments"]}
         self.static_scores = state_dict["static_scores"]
+        self._is_scored = any("plop" in scores for scores in self.static_scores.values())
         self._seconds = state_dict["seconds"]
 
 

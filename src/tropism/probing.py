@@ -8,9 +8,11 @@ from typing import Literal
 import numpy as np
 import torch
 
+from tropism.measurements.alignment import Moments, WithMoments, alignment, misalignment
 from tropism.measurements.gradient_probe import GradientProbe, linear_shape
 from tropism.measurements.pressure_pool import PressurePool
 from tropism.measurements.probe_rows import ProbeRows, choose_probe_rows
+from tropism.measurements.sketches import Measure
 from tropism.measurements.static_scores import plop, weight_norm
 from tropism.objective.advantages import component_shares
 from tropism.objective.settings import Objective
@@ -40,6 +42,7 @@ class Prober:
         max_rows: Most completions in the pool.
         sketch_size: k.
         seed: Of the run.
+        should_align: Also gather what ``misalignment`` needs.
     """
 
     def __init__(
@@ -55,11 +58,13 @@ class Prober:
         max_rows: int,
         sketch_size: int,
         seed: int,
+        should_align: bool = False,
     ) -> None:
         self.policy, self.objective, self.sampling = policy, objective, sampling
         self.num_prompts, self.num_completions = num_prompts, num_completions
         self.choice: Literal["contrast", "uniform"] = choice
         self.seed = seed
+        self.moments = Moments() if should_align else None
         self.linears = [(site, policy.linear(site)) for site in policy.sites]
         self.pool = PressurePool(
             policy.sites,
@@ -105,7 +110,10 @@ class Prober:
         part = rows_of(batch.rollouts, rows, pad_token_id=policy.pad_token_id).to(policy.device)
         advantages = batch.advantages[rows]
         embedding = policy.base.get_input_embeddings()
-        with GradientProbe(self.linears, embedding, self.pool.sketch) as probe:
+        measure: Measure = self.pool.sketch
+        if self.moments is not None:
+            measure = WithMoments(measure, self.moments)
+        with GradientProbe(self.linears, embedding, measure) as probe:
             logprobs, _ = policy.completion_logprobs(
                 part, temperature=self.sampling.temperature, should_share_prompt=False
             )
@@ -117,6 +125,20 @@ class Prober:
             component_advantages=by_component[:, rows],
             probe=batch.rollout,
         )
+
+    def misalignment(self) -> dict[str, float | None]:
+        """How little each linear fits its surroundings, by its key; over all probes so far."""
+        assert self.moments is not None
+        found = {
+            site.key: alignment(
+                self.policy.weight(site),
+                self.moments.inputs(site.key),
+                self.moments.gradients(site.key),
+            )
+            for site in self.policy.sites
+        }
+        scores = misalignment(found, self.policy.sites)
+        return {site.key: score for site, score in zip(self.policy.sites, scores, strict=True)}
 
     def static_scores(self, batch: RolloutBatch) -> dict[str, dict[str, float | None]]:
         """PLoP on the first prompt's completions, and weight norms, by key of the linear."""

@@ -16,7 +16,7 @@ LOOP = """
 trainer:
   callbacks+:
     - class_path: tropism_callbacks.Pressure
-      init_args: {every_n_rollouts: 1, probes_per_reading: 2}
+      init_args: {every_n_rollouts: 1, probes_per_reading: 2, should_align: true}
     - class_path: tropism_callbacks.AdaptiveLoRA
       init_args:
         warmup_steps: 3
@@ -99,6 +99,8 @@ def test_plans_rows_cover_every_linear_and_decisions_replay(loop, capsys):
     trained = plans[plans["state"] == "TRAIN"].groupby("rollout").size()
     assert trained.iloc[0] == 84
     assert trained.iloc[-1] < 84
+    asked = read(run, "decisions").query("kind == 'placement'")["observation"].iloc[-1]
+    assert all(site["signals"]["misalignment"] is not None for site in asked["sites"])
     assert set(plans[plans["rollout"] == plans["rollout"].max()]["state"]) == {"TRAIN", "KEEP"}
     norms = read(run, "update_norms")
     last = norms[norms["rollout"] == 8]

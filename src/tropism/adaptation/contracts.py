@@ -26,6 +26,7 @@ SIGNALS = (
     "captured_gain",
     "plop",
     "weight_norm",
+    "misalignment",
 )
 """Measured per linear; None where undefined. ``random`` and ``shuffled`` are made by policies."""
 

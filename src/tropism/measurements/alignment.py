@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from tropism.measurements.layer_names import LinearSite
-from tropism.measurements.sketches import SiteGradients
+from tropism.measurements.sketches import Measure, SiteGradients
 
 EPSILON = 0.01
 """Of the mean eigenvalue: variances below it count as none."""
@@ -96,6 +97,41 @@ class Moments:
         """Second moment of the gradients of a linear's outputs; None where there is none."""
         sums = self._sums.get(key)
         return None if sums is None or not sums.num_tokens else sums.gradients / sums.num_tokens
+
+    def state_dict(self) -> dict[str, dict[str, Any]]:
+        """All sums, by key of the linear."""
+        return {key: dict(vars(sums)) for key, sums in self._sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Restore what ``state_dict`` gave."""
+        self._sums = {key: _Sums(**sums) for key, sums in state.items()}
+
+
+class WithMoments:
+    """Another measure, and the moments from the same backward.
+
+    Args:
+        measure: What is kept of each sequence.
+        moments: Where tokens are summed.
+    """
+
+    def __init__(self, measure: Measure, moments: Moments) -> None:
+        self.measure, self.moments = measure, moments
+
+    def nothing(self, num_rows: int, d_out: int, d_in: int, *, is_summed: bool) -> SiteGradients:
+        """See ``Measure``."""
+        return self.measure.nothing(num_rows, d_out, d_in, is_summed=is_summed)
+
+    def __call__(
+        self,
+        key: str,
+        delta: Float[Tensor, "m S d_out"],
+        x: Float[Tensor, "m S d_in"],
+        row_weights: Float[Tensor, " m"] | None,
+    ) -> SiteGradients:
+        """See ``Measure``."""
+        self.moments(key, delta, x, None)
+        return self.measure(key, delta, x, row_weights)
 
 
 @dataclass(frozen=True)
