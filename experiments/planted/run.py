@@ -277,7 +277,7 @@ def step_gains(
 
 def fit(seed: int, *, shuffled: bool) -> Path:
     """A run of the default policy; its folder."""
-    name = f"{seed}_shuffled" if shuffled else str(seed)
+    name = f"{seed}_shuffled" if shuffled else f"{seed}_rewarded"
     folder = Path("runs") / "planted" / name
     if (folder / "done").exists():
         return folder
