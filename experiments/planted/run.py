@@ -301,21 +301,20 @@ def trained(seed: int, damaged: frozenset[str]) -> list[Cell]:
     folder = fit(seed, shuffled=False)
     table = read(folder, "pressure")
     columns = {
-        "raw": "raw_sq",
-        "debiased": "debiased_sq",
-        "snr": "snr",
-        "null_z": "null_z",
-        "consistency": "consistency",
-        "captured_gain": "captured_gain",
+        "raw": table["raw_sq"],
+        "debiased": table["debiased_sq"],
+        "snr": table["debiased_sq"].clip(lower=0) / table["raw_sq"],
+        "null_z": table["null_z"],
+        "consistency": table["consistency"],
     }
     readings: dict[str, dict[LinearSite, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for i, (layer, module) in enumerate(zip(table["layer"], table["module"], strict=True)):
-        for name, column in columns.items():
-            if table[column][i] is not None:
-                readings[name][LinearSite("", layer, module)].append(table[column][i])
+    for name, values in columns.items():
+        for layer, module, value in zip(table["layer"], table["module"], values, strict=True):
+            if np.isfinite(value):
+                readings[name][LinearSite("", int(layer), module)].append(float(value))
     norms = read(folder, "update_norms")
     sites = [
-        LinearSite("", layer, module)
+        LinearSite("", int(layer), module)
         for layer, module in dict.fromkeys(zip(norms["layer"], norms["module"], strict=True))
     ]
     signals = {
@@ -341,11 +340,11 @@ def decisions(seed: int, *, shuffled: bool) -> list[Cell]:
     folder = fit(seed, shuffled=shuffled)
     lines = (folder / "records" / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    applied = sum(row["action"] == "apply" for row in rows)
+    applied = sum(row["status"] == "applied" for row in rows)
     cells: list[Cell] = [(NUM_ROLLOUTS, "applied", applied, None)]
     for row in rows:
-        value = row["value"]
-        for name in ("pooled_z", "evidence_z"):
+        value = row["decision"]["value"]
+        for name in Z_NAMES:
             if value.get(name) is not None:
                 cells.append((row["rollout"], name, value[name], None))
     return cells
