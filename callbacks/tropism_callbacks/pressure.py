@@ -64,7 +64,7 @@ class Pressure(Callback, StepObserver):
 
     def __init__(
         self,
-        every_n_rollouts: int = 2,
+        every_n_rollouts: int = 3,
         num_prompts: int = 2,
         num_completions: int = 2,
         choice: Literal["contrast", "uniform"] = "contrast",
