@@ -8,9 +8,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
-from tropism.adaptation.guard import Guard
 
 from tropism.adaptation.contracts import Decision, PlacementObservation, PlacementPolicy
+from tropism.adaptation.guard import Guard
 from tropism.adaptation.plan_timeline import draw_plan_timeline
 from tropism.lora.plan import Plan, plan_from_rows
 from tropism.measurements import metrics as names
@@ -114,8 +114,6 @@ class AdaptiveLoRA(Callback, StepObserver):
     def _ask(self, module: Any, batch: RolloutBatch | None) -> None:
         observation = self._observe(module, batch)
         decision = self.decider.decide(observation, seed=module.seed)
-        done = "applied" if decision.action == "apply" else "held"
-        rank_zero_info(f"rollout {observation.rollout}: placement {done}: {decision.reason}")
         if decision.action == "apply":
             self._apply(module, batch, decision)
             self._last = (observation, decision)

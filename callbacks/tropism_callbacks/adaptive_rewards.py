@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from tropism.adaptation.contracts import RewardObservation, RewardPolicy
 from tropism.adaptation.rewards import GDPO
@@ -89,8 +88,6 @@ class AdaptiveRewards(Callback, StepObserver):
         observation = self._observe(module, batch, reading)
         self._seen = {}
         decision = self.decider.decide(observation, seed=module.seed)
-        done = "applied" if decision.action == "apply" else "held"
-        rank_zero_info(f"rollout {batch.rollout}: rewards {done}: {decision.reason}")
         if decision.action == "apply":
             for name, weight in decision.value["weights"].items():
                 module.rewards.set_weight(name, weight)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 
 from tropism.adaptation.contracts import RolloutObservation, RolloutPolicy
 from tropism.measurements import metrics as names
@@ -76,8 +75,6 @@ class AdaptiveRollouts(Callback, StepObserver):
         )
         self._shares = []
         decision = self.decider.decide(observation, seed=module.seed)
-        done = "applied" if decision.action == "apply" else "held"
-        rank_zero_info(f"rollout {batch.rollout}: sizes {done}: {decision.reason}")
         if decision.action == "apply":
             module.resize_rollouts(**decision.value)
 

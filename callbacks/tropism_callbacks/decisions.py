@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from tropism.adaptation.contracts import Decision
 from tropism.adaptation.decide import (
     decision_to_json,
     make,
@@ -12,8 +15,6 @@ from tropism.adaptation.decide import (
     policy_to_json,
     random_key,
 )
-
-from tropism.adaptation.contracts import Decision
 from tropism_callbacks.pressure import Pressure
 from tropism_callbacks.run_folder import Recorder, run_folder
 
@@ -41,13 +42,14 @@ class Decider:
         self._recorder.rewind(rollout)
 
     def decide(self, observation: Any, *, seed: int) -> Decision:
-        """Ask the policy, record question and answer, and keep its state."""
+        """Ask the policy, record question and answer, say so, and keep the policy's state."""
         key = random_key(seed, self.kind, observation.rollout)
         before = self.state
         decision = make(self.policy, observation, before, key)
         self.state = dict(decision.state)
         status = "applied" if decision.action == "apply" else "held"
         self._record(observation, before, key, decision, status)
+        rank_zero_info(f"rollout {observation.rollout}: {self.kind} {status}: {decision.reason}")
         return decision
 
     def roll_back(self, observation: Any, decision: Decision) -> None:

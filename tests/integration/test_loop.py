@@ -233,3 +233,18 @@ def test_exports_after_a_switch_are_the_trained_policy(loop):
             assert torch.equal(trained, stock), folder
         whole = AutoModelForCausalLM.from_pretrained(run / "model", **options)
         assert torch.equal(whole(input_ids=ids).logits, merged)
+
+
+def test_the_warm_up_of_the_config_is_the_one_that_runs(loop, monkeypatch):
+    from tropism.lora.pace import Pace
+
+    seen = set()
+    step = Pace.after_step
+
+    def after_step(self, plan):
+        seen.add(self.warmup_steps)
+        step(self, plan)
+
+    monkeypatch.setattr(Pace, "after_step", after_step)
+    loop("--data.init_args.num_rollouts", "2")
+    assert seen == {3}

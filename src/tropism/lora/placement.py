@@ -89,6 +89,15 @@ class Placement:
         """What is in force."""
         return self._plan
 
+    @property
+    def warmup_steps(self) -> int:
+        """Optimizer steps over which a module that enters comes to its full learning rate."""
+        return self._pace.warmup_steps
+
+    @warmup_steps.setter
+    def warmup_steps(self, steps: int) -> None:
+        self._pace.warmup_steps = steps
+
     def entry(self, site: LinearSite) -> SitePlan:
         """What is in force at one linear."""
         return self._plan[self.sites.index(site)]
