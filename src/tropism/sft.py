@@ -14,7 +14,6 @@ samples would be, so that ``reward/*`` says how good the traces are.
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -43,7 +42,7 @@ from tropism.traces import (
     save_traces,
 )
 from tropism.types import Completion, Prompt, Rollout, RolloutBatch
-from tropism.update import NonFiniteError
+from tropism.update import require_finite
 
 TRACES_FILE = "traces.jsonl"
 
@@ -234,12 +233,7 @@ class SFT(FineTuning):
             logprobs, entropy = self.policy.completion_logprobs(part, temperature=1.0)
             loss = -(logprobs * weights[part.rows, None]).sum()
             value = float(loss.detach())
-            if not math.isfinite(value):
-                raise NonFiniteError(
-                    f"the loss is {value} (rows {part.rows.tolist()} of rollout {self.rollout}). "
-                    "No step was taken. Lower optimizer.learning_rate, and resume from the last "
-                    "checkpoint."
-                )
+            require_finite(value, part.rows)
             self.manual_backward(loss)
             sums.loss += value
             sums.tokens += int(part.mask.sum())

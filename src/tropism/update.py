@@ -23,6 +23,19 @@ class NonFiniteError(RuntimeError):
     """A loss or gradient that is not a finite number; raised before the optimizer steps."""
 
 
+def require_finite(loss: float, rows: Tensor) -> None:
+    """Refuse a loss before its backward.
+
+    Raises:
+        NonFiniteError: It is no finite number.
+    """
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"the loss is {loss} (rows {rows.tolist()} of the rollout). No step was taken. Lower "
+            "optimizer.learning_rate or max_grad_norm, and resume from the last checkpoint."
+        )
+
+
 @dataclass
 class PreparedBatch:
     """A rollout batch as micro-batches, with what stays fixed over its updates.
@@ -200,12 +213,7 @@ def accumulate_gradients(
             mean_entropy = (entropy * part.mask).sum() / prepared.num_tokens
             loss = loss - objective.entropy_bonus * mean_entropy
         value = float(loss.detach())
-        if not math.isfinite(value):
-            raise NonFiniteError(
-                f"the loss is {value} (rows {part.rows.tolist()} of the rollout). No step was "
-                "taken. Lower optimizer.learning_rate or max_grad_norm, and resume from the last "
-                "checkpoint."
-            )
+        require_finite(value, part.rows)
         backward(loss)
         gap = (logprobs.detach() - prepared.sampler_logprobs[i]).abs()
         sums.loss += value
