@@ -30,13 +30,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from tropism.adaptation.decide import make, random_key
 from tropism.adaptation.placement import SignalShrink
 from tropism.experience import Experience
+from tropism.loop.observing import observe_placement
+from tropism.loop.probing import Prober
 from tropism.lora.placement import Placement
 from tropism.measurements.gradient_probe import linear_shape
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.settings import Objective
-from tropism.observing import observe_placement
 from tropism.optimization import AdamW
-from tropism.probing import Prober
 from tropism.rewards import Rewards
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine

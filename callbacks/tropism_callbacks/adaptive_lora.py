@@ -12,12 +12,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from tropism.adaptation.contracts import Decision, PlacementObservation, PlacementPolicy
 from tropism.adaptation.guard import Guard
 from tropism.adaptation.plan_timeline import draw_plan_timeline
+from tropism.loop.observing import observe_placement
+from tropism.loop.snapshot import Snapshot
+from tropism.loop.switching import SwitchWatch, require_same_outputs
 from tropism.lora.plan import Plan, plan_from_rows
 from tropism.measurements import metrics as names
 from tropism.measurements.gradient_probe import linear_shape
-from tropism.observing import observe_placement
-from tropism.snapshot import Snapshot
-from tropism.switching import SwitchWatch, require_same_outputs
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.decisions import Decider, find_pressure
 from tropism_callbacks.pressure import Pressure

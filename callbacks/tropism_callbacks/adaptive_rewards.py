@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from tropism.adaptation.contracts import RewardObservation, RewardPolicy
 from tropism.adaptation.rewards import GDPO
+from tropism.loop.observing import observe_rewards
 from tropism.measurements import metrics as names
 from tropism.measurements.component_statistics import component_statistics
-from tropism.observing import observe_rewards
 from tropism.scoring import component_names
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.decisions import Decider, find_pressure

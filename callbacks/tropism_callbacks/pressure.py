@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from tropism.loop.probing import Prober
 from tropism.measurements import metrics as names
 from tropism.measurements.layer_names import LinearSite
 from tropism.measurements.pressure import PressureEstimate
 from tropism.measurements.reward_gradients import RewardGradients, energy_shares
-from tropism.probing import Prober
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.run_folder import Recorder, run_folder
 from tropism_callbacks.tensorboard import log_heat_map, log_scalars

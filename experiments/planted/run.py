@@ -39,6 +39,7 @@ import torch
 from scipy.stats import rankdata
 
 from tropism.experience import Experience
+from tropism.loop.probing import Prober
 from tropism.measurements.alignment import Moments, alignment, misalignment
 from tropism.measurements.gradient_probe import GradientProbe
 from tropism.measurements.layer_names import LinearSite
@@ -48,7 +49,6 @@ from tropism.models import LoRA, Model, load_policy
 from tropism.objective.settings import Objective
 from tropism.organism.planted import DAMAGE_FILE, damaged_keys
 from tropism.policy import Policy
-from tropism.probing import Prober
 from tropism.rewards import Rewards
 from tropism.rollouts.collate import rows_of
 from tropism.rollouts.engine import Sampling

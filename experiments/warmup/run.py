@@ -5,9 +5,9 @@
 Two settings: ``plain``, where every training prompt has its right answer to learn, and
 ``bracketed``, where answers take a form that the model never writes and 64 prompts have one.
 Each arm takes 80 steps of 32 sequences (sft_then_grpo: 40 and 40). Its learning rate is the best of
-five on a seed of its own; then five other seeds are run. The two phases of sft_then_grpo take the
-rates that are best for each alone, ``A/B``, besides one tuned rate for both. Rows go to
-``results.csv``.
+five on a seed of its own; then five other seeds are run, in ``bracketed`` ten. The two phases of
+sft_then_grpo take the rates that are best for each alone, ``A/B``, besides one tuned rate for both.
+Rows go to ``results.csv``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTINGS = {"plain": "", "bracketed": "bracketed_"}
 ARMS = {"sft": ("sft",), "grpo": ("grpo",), "sft_then_grpo": ("sft", "grpo")}
 RATES = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
 TUNING_SEED = 100
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = {"plain": range(5), "bracketed": range(10)}
 NUM_STEPS = 80
 writing = Lock()
 
@@ -134,7 +134,7 @@ def report(setting: str) -> None:
         after: dict[str, dict[int, float]] = defaultdict(dict)
         for row in finished():
             arm, seed = row["arm"], int(row["seed"])
-            if row["setting"] != setting or row["skills"] != skills or seed not in SEEDS:
+            if row["setting"] != setting or row["skills"] != skills or seed not in SEEDS[setting]:
                 continue
             if "/" in row["learning_rate"]:
                 arm = "sft_then_grpo, own rates"
@@ -163,9 +163,12 @@ def main() -> None:
         tuning = [(setting, arm, rate, TUNING_SEED) for arm in ARMS for rate in RATES]
         run_all(tuning, options.jobs)
         rates = best_rates(setting)
-        run_all([(setting, arm, rates[arm], seed) for seed in SEEDS for arm in ARMS], options.jobs)
+        run_all(
+            [(setting, arm, rates[arm], seed) for seed in SEEDS[setting] for arm in ARMS],
+            options.jobs,
+        )
         both = f"{rates['sft']}/{best_rates('plain')['grpo']}"
-        run_all([(setting, "sft_then_grpo", both, seed) for seed in SEEDS], options.jobs)
+        run_all([(setting, "sft_then_grpo", both, seed) for seed in SEEDS[setting]], options.jobs)
         report(setting)
 
 

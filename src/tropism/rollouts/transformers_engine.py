@@ -8,6 +8,7 @@ the batch, so that a few long completions do not pay for the rest.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,21 @@ class TransformersEngine:
 
     def sync(self) -> None:
         """Nothing is kept between calls: every ``generate`` merges the weights of the moment."""
+
+    def ends(self, tokens: Tensor, rows: Tensor, position: int) -> Tensor:
+        """Which completions end with the token just drawn; benchmarks force lengths here.
+
+        Args:
+            tokens: [B'] drawn now, by the completions that go on.
+            rows: [B'] their rows in the rollout batch.
+            position: Index of the token in its completion, from 0.
+        """
+        policy = self._policy
+        assert policy is not None, "bind() comes first"
+        return torch.isin(tokens, torch.tensor(sorted(policy.eos_token_ids), device=tokens.device))
+
+    def _ends_from(self, first: int, tokens: Tensor, rows: Tensor, position: int) -> Tensor:
+        return self.ends(tokens, rows + first, position)
 
     def generate(
         self,
@@ -74,6 +90,7 @@ class TransformersEngine:
                         rollout=rollout,
                         greedy=greedy,
                         report=report,
+                        ends=partial(self._ends_from, start * group_size),
                     )
         finally:
             policy.model.train(was_training)
@@ -126,6 +143,7 @@ def _generate(
     rollout: int,
     greedy: bool,
     report: Callable[[int, int], None],
+    ends: Callable[[Tensor, Tensor, int], Tensor],
 ) -> list[Rollout]:
     device = policy.device
     limit = sampling.max_new_tokens
@@ -141,7 +159,6 @@ def _generate(
             ]
         )
     randomness = randomness.to(device)
-    eos = torch.tensor(sorted(policy.eos_token_ids), device=device)
 
     logits, cache, mask = _prefill(policy, encoded, group_size)
     length = mask.sum(dim=1)  # (B,) position of the next token
@@ -156,7 +173,7 @@ def _generate(
         token = distribution.argmax(dim=-1) if greedy else draw(distribution, randomness[live, t])
         tokens[live, t] = token
         logprobs[live, t] = distribution.gather(1, token[:, None]).squeeze(1)
-        ended = torch.isin(token, eos)
+        ended = ends(token, live, t)
         counts[live[ended]] = t + 1
         ended_rows[live[ended]] = True
         if t % PROGRESS_EVERY_TOKENS == 0:

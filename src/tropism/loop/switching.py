@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tropism.finetuning import FineTuning
+from tropism.loop.snapshot import Snapshot
 from tropism.objective.kl import full_kl
 from tropism.policy import Policy
 from tropism.rollouts.collate import rows_of
-from tropism.snapshot import Snapshot
 from tropism.types import MicroBatch, RolloutBatch
 
 WATCHED_TOKENS = 256

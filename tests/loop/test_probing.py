@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from tropism.loop.probing import Prober
 from tropism.measurements.sketches import ExactGradients
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.advantages import group_advantages
 from tropism.objective.settings import Objective
-from tropism.probing import Prober
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine
 from tropism.tasks.skills import Skills

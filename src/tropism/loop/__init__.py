@@ -1,0 +1,1 @@
+"""What the closed loop does around a step: probe, observe, switch under watch, go back."""
