@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from tropism import weights
+from tropism.forward import attention
+from tropism.forward.adapted_linear import AdaptedLinear
 from tropism.lora.export import load_adapter_tensors
 from tropism.measurements.layer_names import LinearSite, name_sites
 from tropism.policy import ADAPTER, Policy
@@ -61,6 +63,8 @@ class LoRA:
         modules: Labels of the modules that carry LoRA (``q_proj``, ``down_proj``, ...); all
             linears where null.
         layers: Layers that carry LoRA, all where null.
+        compute: In which dtype adapters multiply: ``base`` is the model's (bf16, as autocast would;
+            faster), ``float32`` PEFT's own way. Masters are fp32 either way.
     """
 
     rank: int = 16
@@ -68,6 +72,7 @@ class LoRA:
     dropout: float = 0.0
     modules: tuple[str, ...] | None = None
     layers: tuple[int, ...] | None = None
+    compute: Literal["base", "float32"] = "base"
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -134,7 +139,9 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
     if model.chat_template is not None:
         tokenizer.chat_template = _chat_template(model.chat_template)
     transformers_logging.disable_progress_bar()  # a second of loading needs no bar
-    base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, model.dtype))
+    base = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, model.dtype), attn_implementation=attention.register()
+    )
     _disable_dropout(base)
     _check_vocabulary(base, tokenizer, model.name)
     sites = find_linears(base)
@@ -214,6 +221,8 @@ def _inject(base: nn.Module, names: list[str], lora: LoRA) -> nn.Module:
         fan_in_fan_out=not any(isinstance(base.get_submodule(n), nn.Linear) for n in names),
         task_type="CAUSAL_LM",
     )
+    if lora.compute == "base":
+        config._register_custom_module({nn.Linear: AdaptedLinear})
     return get_peft_model(base, config, adapter_name=ADAPTER)
 
 

@@ -19,6 +19,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from tropism.forward.packed_linear import can_pack
 from tropism.lora.export import export_full, export_portable
 from tropism.lora.export_compact import export_compact
 from tropism.lora.export_merged import export_merged
@@ -207,6 +208,7 @@ class Policy:
             batch.targets[batch.mask],
             head=self.head,
             temperature=temperature,
+            is_head_frozen=self.uses_lora,
             should_train_entropy=should_train_entropy,
         )
         empty = torch.zeros(batch.mask.shape, device=hidden.device)
@@ -282,14 +284,28 @@ class Policy:
                 yield site, layer
 
     @contextmanager
-    def merged(self) -> Iterator[None]:
-        """The base holds W_0 + scaling * B A while inside; for sampling only."""
+    def merged(self, *, num_rows: int | None = None) -> Iterator[None]:
+        """The base computes with W_0 + scaling * B A while inside; for sampling only.
+
+        Args:
+            num_rows: Rows of the products, for which weights are packed where that is faster.
+        """
         with View() as view:
             with torch.no_grad():
-                for site, layer in self._lora_layers():
-                    adapter = self.adapter(site)
-                    assert adapter is not None
-                    view.merge(layer, adapter.a.data, adapter.b.data, adapter.scaling)
+                for site in self.sites:
+                    layer, adapter = self.lora_layer(site), self.adapter(site)
+                    if layer is not None and adapter is not None:
+                        view.merge(
+                            layer,
+                            adapter.a.data,
+                            adapter.b.data,
+                            adapter.scaling,
+                            num_rows=num_rows,
+                        )
+                    elif num_rows is not None:
+                        _pack(view, self.linear(site), num_rows)
+                if num_rows is not None:
+                    _pack(view, self.base.get_output_embeddings(), num_rows)
             yield
 
     def keep_reference(self) -> None:
@@ -354,3 +370,8 @@ class Policy:
         if should_merge:
             export_merged(self.model, self.tokenizer, run_folder / "model")
         return export_portable(self.model, run_folder / "adapter", **options)
+
+
+def _pack(view: View, module: nn.Module, num_rows: int) -> None:
+    if isinstance(module, nn.Linear) and can_pack(module.weight):
+        view.pack(module, num_rows=num_rows)

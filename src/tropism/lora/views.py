@@ -1,7 +1,7 @@
 """The same layers in another light, for as long as a block lasts.
 
-A ``View`` shows other data in a parameter's place, or switches a layer's adapter off, and gives
-back exactly what was there, also after an exception. Nothing is ever written into the tensors
+A ``View`` shows other data in a parameter's place, switches a layer's adapter off, or has a module
+compute otherwise, and gives back exactly what was there, also after an exception. Nothing is ever written into the tensors
 that it hides: the base cannot drift, and what trains is untouched.
 
 PEFT's own ``disable_adapter`` also changes which parameters are trainable (peft#3447), and its
@@ -10,11 +10,14 @@ PEFT's own ``disable_adapter`` also changes which parameters are trainable (peft
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+
+from tropism.forward.packed_linear import can_pack, packed_forward
 
 
 class View:
@@ -23,6 +26,7 @@ class View:
     def __init__(self) -> None:
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._disabled: list[LoraLayer] = []
+        self._replaced: list[nn.Module] = []
 
     def __enter__(self) -> View:
         return self
@@ -37,6 +41,8 @@ class View:
             parameter.data = data
         for layer in self._disabled:
             layer._disable_adapters = False
+        for module in self._replaced:
+            del module.forward
 
     def show(self, parameter: nn.Parameter, data: Tensor) -> None:
         """Let ``parameter`` hold ``data`` until the block ends."""
@@ -48,15 +54,39 @@ class View:
         self._disabled.append(layer)
         layer._disable_adapters = True
 
-    def merge(self, layer: LoraLayer, a: Tensor, b: Tensor, scaling: float) -> None:
-        """Let the base of ``layer`` hold W_0 + scaling * b @ a, its adapter off.
+    def compute(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
+        """Let ``module`` compute ``forward`` until the block ends."""
+        self._replaced.append(module)
+        module.forward = forward
 
-        The sum is made in fp32 from the pristine W_0 and cast once.
+    def pack(self, linear: nn.Linear, *, num_rows: int, weight: Tensor | None = None) -> None:
+        """Let ``linear`` multiply with a packed copy of ``weight`` (its own where None)."""
+        packed = linear.weight.detach() if weight is None else weight
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.compute(linear, packed_forward(packed, bias, num_rows=num_rows))
+
+    def merge(
+        self,
+        layer: LoraLayer,
+        a: Tensor,
+        b: Tensor,
+        scaling: float,
+        *,
+        num_rows: int | None = None,
+    ) -> None:
+        """Let the base of ``layer`` compute with W_0 + scaling * b @ a, its adapter off.
+
+        The sum is made in fp32 from the pristine W_0 and cast once. With ``num_rows`` it is packed
+        for that many, where that is possible.
         """
-        weight = layer.get_base_layer().weight
+        base = layer.get_base_layer()
+        weight = base.weight
         assert isinstance(weight, nn.Parameter)
         if getattr(layer, "fan_in_fan_out", False):  # GPT-2 keeps its weights as [d_in, d_out]
             a, b = b.T, a.T
-        total = torch.addmm(weight.data.float(), b, a, alpha=scaling)
-        self.show(weight, total.to(weight.dtype))
+        total = torch.addmm(weight.data.float(), b, a, alpha=scaling).to(weight.dtype)
+        if num_rows is not None and isinstance(base, nn.Linear) and can_pack(total):
+            self.pack(base, num_rows=num_rows, weight=total)
+        else:
+            self.show(weight, total)
         self.disable(layer)

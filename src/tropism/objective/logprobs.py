@@ -1,44 +1,36 @@
 """Log-probabilities of chosen tokens from hidden states, without ever holding [B, T, V].
 
-The head runs on the positions that are needed, a chunk at a time; each chunk's logits are
-recomputed in the backward pass instead of being kept (49k x 4 bytes a token for SmolLM2).
+The head runs on the positions that are needed, a chunk at a time. Where the head is frozen, the
+gradient for the hidden states is formed along with the values, while a chunk's logits are in the
+processor's cache: d log p(y) / d hidden = (onehot(y) - softmax) through the head, which the
+backward only scales. Elsewhere each chunk's logits are recomputed in the backward.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_TOKENS = 256
+# 128 x 49k fp32 logits fill the last-level cache of a server's CPU; a GPU wants more at once.
+CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
 
-
-def _chunk(
-    hidden: Tensor,
-    targets: Tensor,
-    head: Callable[[Tensor], Tensor],
-    temperature: float,
-    should_train_entropy: bool,
-) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float() / temperature  # (N, V)
-    log_normaliser = logits.logsumexp(dim=-1)  # (N,)
-    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - log_normaliser
-    with torch.set_grad_enabled(should_train_entropy and torch.is_grad_enabled()):
-        weights = (logits - log_normaliser[:, None]).exp()
-        entropy = log_normaliser - (weights * logits).sum(dim=-1)  # H = logsumexp - E[logit]
-    return logprobs, entropy
+Head = Callable[[Tensor], Tensor]
 
 
 def selected_logprobs(
     hidden: Float[Tensor, "N D"],
     targets: Int[Tensor, " N"],
     *,
-    head: Callable[[Tensor], Tensor],
+    head: Head,
     temperature: float,
-    chunk_tokens: int = CHUNK_TOKENS,
+    is_head_frozen: bool = False,
+    chunk_tokens: int | None = None,
     should_train_entropy: bool = False,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """log softmax(head(hidden) / temperature)[targets] and the entropy (nats) of each position.
@@ -46,8 +38,9 @@ def selected_logprobs(
     Args:
         hidden: [N, D] last hidden states (after the final norm) that predict ``targets``.
         targets: [N] token ids.
-        head: D -> V, as the model applies it.
+        head: D -> V, as the model applies it; row by row.
         temperature: The sampling temperature; the softmax is in fp32.
+        is_head_frozen: Gradients are for ``hidden`` alone, not for the head's parameters.
         chunk_tokens: Positions whose logits exist at the same time.
         should_train_entropy: Whether the entropies are differentiable too.
 
@@ -56,16 +49,70 @@ def selected_logprobs(
     """
     if len(targets) == 0:
         return hidden.new_zeros(0, dtype=torch.float32), hidden.new_zeros(0, dtype=torch.float32)
-    logprobs, entropies = [], []
-    for start in range(0, len(targets), chunk_tokens):
-        part = hidden[start : start + chunk_tokens]
-        labels = targets[start : start + chunk_tokens]
-        arguments = (part, labels, head, temperature, should_train_entropy)
+    size = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cpu"])
+    needs_gradient = torch.is_grad_enabled() and hidden.requires_grad
+    if needs_gradient and is_head_frozen and not should_train_entropy:
+        logprobs, entropy = _WithGradient.apply(hidden, targets, head, temperature, size)
+        return logprobs, entropy
+    parts = []
+    for states, labels in zip(hidden.split(size), targets.split(size), strict=True):
+        arguments = (states, labels, head, temperature, should_train_entropy)
         if torch.is_grad_enabled():
             # The reentrant kind silently drops gradients when adapters are toggled.
-            chosen, entropy = checkpoint(_chunk, *arguments, use_reentrant=False)
+            parts.append(checkpoint(_chunk, *arguments, use_reentrant=False))
         else:
-            chosen, entropy = _chunk(*arguments)
-        logprobs.append(chosen)
-        entropies.append(entropy)
-    return torch.cat(logprobs), torch.cat(entropies)
+            parts.append(_chunk(*arguments))
+    return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+
+def _chunk(
+    hidden: Tensor, targets: Tensor, head: Head, temperature: float, should_train_entropy: bool
+) -> tuple[Tensor, Tensor]:
+    every = _log_softmax(head(hidden), temperature)  # (N, V)
+    logprobs = every.gather(1, targets[:, None]).squeeze(1)
+    with torch.set_grad_enabled(should_train_entropy and torch.is_grad_enabled()):
+        entropy = -(every.exp() * every).sum(dim=-1)
+    return logprobs, entropy
+
+
+def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """[N, V] fp32, in one pass over the logits where the temperature is 1."""
+    if temperature == 1:
+        return logits.log_softmax(dim=-1, dtype=torch.float32)
+    return (logits.float() / temperature).log_softmax(dim=-1)
+
+
+class _WithGradient(torch.autograd.Function):
+    """Values and, in the same sweep over the chunks, their gradient for the hidden states."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, targets: Tensor, head: Head, temperature: float, size: int
+    ) -> tuple[Tensor, Tensor]:
+        logprobs, entropies, gradients = [], [], []
+        for states, labels in zip(hidden.detach().split(size), targets.split(size), strict=True):
+            with torch.enable_grad():
+                leaf = states.requires_grad_()
+                logits = head(leaf)
+            every = _log_softmax(logits.detach(), temperature)
+            logprobs.append(every.gather(1, labels[:, None]).squeeze(1))
+            weights = every.exp()
+            entropies.append(-torch.linalg.vecdot(weights, every))
+            toward = weights.neg_().scatter_add_(  # onehot - softmax
+                1, labels[:, None], torch.ones_like(labels[:, None], dtype=torch.float32)
+            )
+            if temperature != 1:
+                toward /= temperature
+            (gradient,) = torch.autograd.grad(logits, leaf, toward.to(logits.dtype))
+            gradients.append(gradient)
+        ctx.save_for_backward(torch.cat(gradients))
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        scaled = gradient * grad[:, None]
+        return scaled.to(gradient.dtype), None, None, None, None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tropism.policy import Policy
+from tropism.rollouts import kv_cache
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.random_streams import draw, uniforms
 from tropism.types import Completion, GenerationProgress, Prompt, Rollout
@@ -77,7 +78,7 @@ class TransformersEngine:
         was_training = policy.model.training
         policy.model.eval()  # no dropout in the sampler
         try:
-            with torch.no_grad(), policy.merged():
+            with torch.no_grad(), policy.merged(num_rows=min(total, self.max_rows)):
                 for start in range(0, len(prompts), size):
                     report = _reporter(progress, rollouts, total)
                     rollouts += _generate(
@@ -160,7 +161,7 @@ def _generate(
         )
     randomness = randomness.to(device)
 
-    logits, cache, mask = _prefill(policy, encoded, group_size)
+    logits, cache, mask = _prefill(policy, encoded, group_size, limit)
     length = mask.sum(dim=1)  # (B,) position of the next token
     tokens = torch.zeros(num_rows, limit, dtype=torch.long, device=device)
     logprobs = torch.zeros(num_rows, limit, device=device)
@@ -183,7 +184,7 @@ def _generate(
         if len(keep) == 0 or t + 1 == limit:
             break
         if len(keep) < len(live):  # rows that ended leave, with their part of the cache
-            _take_rows(cache, keep)
+            kv_cache.keep(cache, keep)
             live, token, mask, length = live[keep], token[keep], mask[keep], length[keep]
         mask = torch.cat([mask, mask.new_ones(len(live), 1)], dim=1)
         logits = policy.base(
@@ -199,15 +200,13 @@ def _generate(
 
 
 def _prefill(
-    policy: Policy, encoded: Sequence[tuple[int, ...]], group_size: int
+    policy: Policy, encoded: Sequence[tuple[int, ...]], group_size: int, limit: int
 ) -> tuple[Tensor, Any, Tensor]:
     """One forward over the P prompts, left-padded so that all end at the same position.
 
     Returns:
         Next-token logits [B, V], the cache repeated G times, and the attention mask [B, S].
     """
-    from transformers import DynamicCache
-
     width = max(len(ids) for ids in encoded)
     input_ids = torch.full((len(encoded), width), policy.pad_token_id)
     mask = torch.zeros(len(encoded), width, dtype=torch.long)
@@ -219,20 +218,15 @@ def _prefill(
         input_ids=input_ids,
         attention_mask=mask,
         position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-        past_key_values=DynamicCache(config=policy.base.config),
+        past_key_values=kv_cache.new_cache(policy.base.config),
         use_cache=True,
         logits_to_keep=1,
     )
     cache = output.past_key_values
-    _take_rows(cache, torch.arange(len(encoded)).repeat_interleave(group_size))
+    rows = torch.arange(len(encoded), device=policy.device).repeat_interleave(group_size)
+    kv_cache.spread(cache, rows, limit)
     logits = output.logits[:, -1].repeat_interleave(group_size, dim=0)
     return logits, cache, mask.repeat_interleave(group_size, dim=0)
-
-
-def _take_rows(cache: Any, rows: Tensor) -> None:
-    """Let the cache hold these of its rows, in this order; recurrent and conv states as well."""
-    for layer in cache.layers:
-        layer.reorder_cache(rows)
 
 
 def _collect(

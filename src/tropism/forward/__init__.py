@@ -1,0 +1,1 @@
+"""How a decoder of transformers runs here: its own modules, with faster ways through them."""
