@@ -11,7 +11,7 @@ import transformers
 from tropism.models import LoRA, Model, load_policy
 from tropism.organism import weights_folder
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches, packs
+from tropism.rollouts.collate import micro_batches, training_batches
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine
 from tropism.types import Prompt
@@ -124,47 +124,37 @@ def test_left_padded_sampling_and_training_are_one_policy(policy):
             torch.testing.assert_close(logprobs[i, : len(sampled)], sampled, rtol=0, atol=1e-3)
 
 
-def test_sharing_the_prompt_is_exact_where_it_is_done(policy, family):
-    assert policy._can_share == (family != "lfm2")
-    engine = TransformersEngine()
-    engine.bind(policy)
-    rollouts = engine.generate(PROMPTS[2:3], group_size=3, sampling=SAMPLING, seed=1, rollout=0)
-    keep = torch.ones(3, dtype=torch.bool)
-    (part,) = micro_batches(rollouts, keep=keep, max_tokens=512, pad_token_id=0)
-    results = []
-    for should_share in (True, False):
-        policy.model.zero_grad()
-        logprobs, _ = policy.completion_logprobs(
-            part, temperature=1.0, should_share_prompt=should_share
-        )
-        logprobs.sum().backward()
-        gradients = [p.grad.clone() for p in policy.named_trainable().values()]
-        results.append((logprobs.detach(), gradients))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
-    assert all(gradient.abs().sum() > 0 for gradient in results[0][1])
+def results_of(policy, parts):
+    """Row -> log-probabilities, and all gradients of a weighted sum of them."""
+    policy.model.zero_grad()
+    found = {}
+    for part in parts:
+        logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
+        (logprobs * (1 + part.rows[:, None])).sum().backward()
+        for i, row in enumerate(part.rows.tolist()):
+            found[row] = logprobs[i, : int(part.mask[i].sum())].detach()
+    return found, [p.grad.clone() for p in policy.named_trainable().values()]
 
 
-def test_packed_sequences_do_not_see_each_other(policy, family):
+@pytest.mark.parametrize("max_tokens", [40, 60, 4096])
+def test_packs_are_the_rows_alone_gradients_included(policy, family, max_tokens):
     assert policy.can_pack == (family != "lfm2")
     engine = TransformersEngine()
     engine.bind(policy)
-    rollouts = engine.generate(PROMPTS, group_size=2, sampling=SAMPLING, seed=2, rollout=0)
-    parts = list(packs(rollouts, max_tokens=60, pad_token_id=0, should_join=policy.can_pack))
-    assert (len(parts) == 8) == (family == "lfm2")
-    keep = torch.ones(8, dtype=torch.bool)
-    alone = {}
-    for part in micro_batches(rollouts, keep=keep, max_tokens=1, pad_token_id=0):
-        with torch.no_grad():
-            logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
-        alone[int(part.rows)] = logprobs[0]
-    for part in parts:
-        with torch.no_grad():
-            logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
-        for i, row in enumerate(part.rows.tolist()):
-            expected = alone[row]
-            found = logprobs[i, : len(expected)]
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-            assert (logprobs[i, len(expected) :] == 0).all()
+    rollouts = engine.generate(PROMPTS, group_size=3, sampling=SAMPLING, seed=2, rollout=0)
+    options = {"keep": torch.arange(12) != 4, "pad_token_id": 0}
+    alone = results_of(policy, micro_batches(rollouts, max_tokens=1, **options))
+    parts = list(
+        training_batches(rollouts, max_tokens=max_tokens, can_pack=policy.can_pack, **options)
+    )
+    if policy.can_pack:
+        assert sum(len(part.rows) for part in parts) == 11
+        assert all(len(part.input_ids) <= max_tokens for part in parts)
+        assert (len(parts) == 1) == (max_tokens == 4096)
+    together = results_of(policy, parts)
+    assert together[0].keys() == alone[0].keys()
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
+    assert all(gradient.abs().sum() > 0 for gradient in alone[1])
 
 
 def test_merged_is_the_unmerged_policy(policy):

@@ -7,8 +7,8 @@ import torch
 
 from tropism.models import LoRA, Model, load_policy
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches
-from tropism.types import Completion, MicroBatch, Prompt, Rollout
+from tropism.rollouts.collate import training_batches
+from tropism.types import Completion, MicroBatch, Pack, Prompt, Rollout
 
 LORA = LoRA(rank=4, alpha=8)
 MODEL = Model(name="organism", dtype="float32")
@@ -130,18 +130,19 @@ def test_a_refreshed_reference_is_the_policy_of_that_moment(policy):
         torch.testing.assert_close(logits(resumed), kept, rtol=0, atol=0)
 
 
-def batch_of(policy: Policy, texts: list[str]) -> MicroBatch:
+def batch_of(policy: Policy, texts: list[str], *, can_pack: bool = False) -> MicroBatch | Pack:
     prompt = Prompt(id="p", task="t", text=TEXT)
     encode = policy.tokenizer.backend_tokenizer.encode
     completions = tuple(
         Completion(tuple(encode(text).ids), text, torch.zeros(0), "stop") for text in texts
     )
     rollout = Rollout(prompt, policy.encode(prompt), completions)
-    (part,) = micro_batches(
+    (part,) = training_batches(
         [rollout],
         keep=torch.ones(len(texts), dtype=torch.bool),
         max_tokens=10_000,
         pad_token_id=policy.pad_token_id,
+        can_pack=can_pack,
     )
     return part
 
@@ -165,14 +166,11 @@ def test_completion_logprobs_equal_a_plain_forward_one_by_one(policy):
 
 @pytest.mark.parametrize("texts", [["42", "7", "the answer is 42"], ["4", "7"]])
 def test_sharing_the_prompt_changes_neither_logprobs_nor_gradients(policy, texts):
-    part = batch_of(policy, texts)
-    weights = torch.randn(part.mask.shape, generator=torch.Generator().manual_seed(0))
     results = []
-    for should_share in (True, False):
+    for part in (batch_of(policy, texts), batch_of(policy, texts, can_pack=True)):
+        weights = torch.randn(part.mask.shape, generator=torch.Generator().manual_seed(0))
         policy.model.zero_grad()
-        logprobs, _ = policy.completion_logprobs(
-            part, temperature=1.0, should_share_prompt=should_share
-        )
+        logprobs, _ = policy.completion_logprobs(part, temperature=1.0)
         (logprobs * weights).sum().backward()
         gradients = [p.grad.clone() for p in policy.named_trainable().values()]
         results.append((logprobs.detach(), gradients))
@@ -180,13 +178,13 @@ def test_sharing_the_prompt_changes_neither_logprobs_nor_gradients(policy, texts
 
 
 @pytest.mark.fault(22)
-def test_gradient_checkpointing_gives_the_same_gradients(policy):
-    part = batch_of(policy, ["42", "the answer is 42"])
+@pytest.mark.parametrize("can_pack", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(policy, can_pack):
+    part = batch_of(policy, ["42", "the answer is 42"], can_pack=can_pack)
     results = []
     for should_checkpoint in (False, True):
         if should_checkpoint:
             policy.base.gradient_checkpointing_enable({"use_reentrant": False})
-            assert not policy._can_share
         policy.model.zero_grad()
         policy.completion_logprobs(part, temperature=1.0)[0].sum().backward()
         results.append([p.grad.clone() for p in policy.named_trainable().values()])

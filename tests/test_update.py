@@ -25,6 +25,7 @@ class TensorPolicy:
     """Stands where the model is; row b, position t has ``logprobs[b, t]`` for its parameter."""
 
     device = torch.device("cpu")
+    can_pack = False
 
     def __init__(self, num_rows: int, *, pad_token_id: int = 0) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -134,7 +135,7 @@ def test_the_loss_on_policy(loss: str, expected: float, max_tokens: int) -> None
 def test_two_parts_of_two_have_the_denominator_of_all_four() -> None:
     # dapo: every token of the rollout weighs the same, 1 / 16.
     batch = batch_of([2, 6, 3, 5], [1.0, -1.0, 0.5, -0.5], group_size=4)
-    _, gradient, num_parts = update(batch, loss="dapo", max_tokens=2 + 2 * 6)
+    _, gradient, num_parts = update(batch, loss="dapo", max_tokens=2 * (2 + 6))
     assert num_parts == 2
     for row, (length, advantage) in enumerate([(2, 1.0), (6, -1.0), (3, 0.5), (5, -0.5)]):
         torch.testing.assert_close(gradient[row, :length], torch.full((length,), -advantage / 16))
@@ -148,7 +149,7 @@ def test_however_memory_cuts_the_samples_the_gradient_is_the_same(loss: str) -> 
     batch = batch_of(EIGHT, torch.randn(8, generator=generator).tolist(), group_size=8)
     found = {
         num_parts: gradient
-        for max_tokens in (1000, 2 + 4 * 6, 1)
+        for max_tokens in (1000, 4 * (2 + 6), 1)
         for _, gradient, num_parts in [update(batch, loss=loss, beta=0.1, max_tokens=max_tokens)]
     }
     assert found.keys() == {1, 2, 8}  # 1x8, 2x4, 8x1

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tropism import weights
 from tropism.forward import attention
 from tropism.forward.adapted_linear import AdaptedLinear
+from tropism.forward.lean_modules import use_lean_modules
 from tropism.lora.export import load_adapter_tensors
 from tropism.measurements.layer_names import LinearSite, name_sites
 from tropism.policy import ADAPTER, Policy
@@ -153,6 +154,7 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
         network = _inject(base, [site.name for site in lora.select(sites)], lora)
         if adapter is not None:
             starting = _start_from(network, adapter[1], sites, lora, model.adapter or "")
+        use_lean_modules(base)
     if model.gradient_checkpointing:
         # The reentrant kind gives silently wrong gradients once adapters are toggled.
         base.gradient_checkpointing_enable({"use_reentrant": False})

@@ -19,6 +19,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from tropism.forward import attention
 from tropism.forward.packed_linear import can_pack
 from tropism.lora.export import export_full, export_portable
 from tropism.lora.export_compact import export_compact
@@ -182,27 +183,20 @@ class Policy:
         *,
         temperature: float,
         should_train_entropy: bool = False,
-        should_share_prompt: bool = True,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the completion tokens and the entropy at each, under the policy.
 
         Args:
-            batch: Completions of one prompt, or a pack.
+            batch: A pack, or completions of one prompt, which then runs in each row, so that what
+                flows back to it is known row by row (for probes).
             temperature: The log-probabilities are taken at it.
             should_train_entropy: Whether the entropies are differentiable.
-            should_share_prompt: False runs the prompt of a micro-batch in each row, so that what
-                flows back to it is known row by row (for probes).
 
         Returns:
             Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first is differentiable,
             the second where ``should_train_entropy``.
         """
-        if isinstance(batch, Pack):
-            hidden = self._hidden_in_pack(batch)  # (N, D)
-        elif should_share_prompt and self._can_share:
-            hidden = self._hidden_after_shared_prompt(batch)[batch.mask]
-        else:
-            hidden = self._hidden(batch)[batch.mask]
+        hidden = self.completion_states(batch)  # (N, D)
         logprobs, entropy = selected_logprobs(
             hidden,
             batch.targets[batch.mask],
@@ -217,63 +211,43 @@ class Policy:
             empty.masked_scatter(batch.mask, entropy),
         )
 
-    def _hidden(self, batch: MicroBatch) -> Tensor:
-        """[M, T, D] states that predict each completion token, the prompt repeated in each row."""
-        num_rows = len(batch.rows)
-        prompt = batch.prompt.expand(num_rows, -1)
-        input_ids = torch.cat([prompt, batch.targets[:, :-1]], dim=1)
-        output = self.base.get_decoder()(input_ids=input_ids, use_cache=False)
-        hidden: Tensor = output.last_hidden_state[:, batch.prompt.numel() - 1 :]
-        return hidden
-
-    def _hidden_in_pack(self, pack: Pack) -> Tensor:
-        """[N, D] states that predict the completion tokens, row by row."""
-        output = self.base.get_decoder()(
-            input_ids=pack.input_ids[None], position_ids=pack.position_ids[None], use_cache=False
-        )
-        hidden: Tensor = output.last_hidden_state[0, pack.predicts]
-        return hidden
-
-    def _hidden_after_shared_prompt(self, batch: MicroBatch) -> Tensor:
-        """The same states; the prompt runs once, and its cache carries the rows' gradients back."""
-        from transformers import DynamicCache
-
+    def completion_states(self, batch: MicroBatch | Pack) -> Tensor:
+        """[N, D] last hidden states that predict the completion tokens, row by row."""
         decoder = self.base.get_decoder()
-        cache = DynamicCache(config=self.base.config)
-        output = decoder(input_ids=batch.prompt[None], past_key_values=cache, use_cache=True)
-        first: Tensor = output.last_hidden_state[:, -1:].expand(
-            len(batch.rows), -1, -1
-        )  # (M, 1, D)
-        if batch.targets.shape[1] == 1:
-            return first
-        cache.batch_repeat_interleave(len(batch.rows))
-        output = decoder(input_ids=batch.targets[:, :-1], past_key_values=cache, use_cache=True)
-        hidden: Tensor = torch.cat([first, output.last_hidden_state], dim=1)
-        return hidden
+        if isinstance(batch, Pack):
+            output = decoder(
+                input_ids=batch.input_ids[None],
+                position_ids=batch.position_ids[None],
+                attention_mask=_no_mask(batch.mask.device),
+                groups=batch.groups,
+                use_cache=False,
+            )
+            in_pack: Tensor = output.last_hidden_state[0, batch.predicts]
+            return in_pack
+        prompt = batch.prompt.expand(len(batch.rows), -1)
+        input_ids = torch.cat([prompt, batch.targets[:, :-1]], dim=1)
+        output = decoder(input_ids=input_ids, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[:, batch.prompt.numel() - 1 :]  # (M, T, D)
+        return hidden[batch.mask]
 
     @cached_property
     def can_pack(self) -> bool:
-        """Whether rows laid end to end stay apart: attention alone carries tokens to tokens."""
+        """Whether completions laid end to end stay apart in this model.
+
+        Not where layers carry recurrent or convolutional states from token to token, nor where
+        attention is not called as transformers' interface has it, or has terms of its own.
+        """
         from transformers import DynamicCache
         from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
         layers = DynamicCache(config=self.base.config).layers
         # Not isinstance: layers with recurrent states inherit from these.
-        return all(type(layer) in {DynamicLayer, DynamicSlidingWindowLayer} for layer in layers)
-
-    @property
-    def _can_share(self) -> bool:
-        """Whether a cache holds all that later tokens need of a prompt, differentiably.
-
-        Not with recurrent or convolutional layers, whose states are updated in place, and not
-        under gradient checkpointing, which runs layers again without the cache.
-        """
-        return self.can_pack and not self.base.is_gradient_checkpointing
-
-    def completion_states(self, batch: MicroBatch) -> Tensor:
-        """[N, D] last hidden states that predict the completion tokens of a micro-batch."""
-        share = self._hidden_after_shared_prompt if self._can_share else self._hidden
-        return share(batch)[batch.mask]
+        if any(type(layer) not in {DynamicLayer, DynamicSlidingWindowLayer} for layer in layers):
+            return False
+        text = self.base.config.get_text_config()
+        if text._attn_implementation != attention.NAME:
+            return False
+        return getattr(text, "attn_logit_softcapping", None) is None
 
     # -- the same weights in another light ----------------------------------------------------
 
@@ -375,3 +349,8 @@ class Policy:
 def _pack(view: View, module: nn.Module, num_rows: int) -> None:
     if isinstance(module, nn.Linear) and can_pack(module.weight):
         view.pack(module, num_rows=num_rows)
+
+
+def _no_mask(device: torch.device) -> Tensor:
+    """Keeps transformers from building a mask over a whole pack; its layout says more."""
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)

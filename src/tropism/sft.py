@@ -27,7 +27,7 @@ from tropism.measurements.step_metrics import Sums, Update, step_metrics
 from tropism.models import LoRA, Model
 from tropism.objective.losses import token_weights
 from tropism.optimization import AdamW
-from tropism.rollouts.collate import packs
+from tropism.rollouts.collate import training_batches
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.scoring import component_tensors, score_rollouts
 from tropism.timing import timed
@@ -223,13 +223,14 @@ class SFT(FineTuning):
             max_completion_length=int(lengths.max()),
         ).to(self.policy.device)
         sums = Sums()
-        for pack in packs(
+        for uncopied in training_batches(
             batch.rollouts,
+            keep=torch.ones(len(lengths), dtype=torch.bool),
             max_tokens=self.max_tokens_per_microbatch,
             pad_token_id=self.policy.pad_token_id,
-            should_join=self.policy.can_pack,
+            can_pack=self.policy.can_pack,
         ):
-            part = pack.to(self.policy.device)
+            part = uncopied.to(self.policy.device)
             logprobs, entropy = self.policy.completion_logprobs(part, temperature=1.0)
             loss = -(logprobs * weights[part.rows, None]).sum()
             value = float(loss.detach())

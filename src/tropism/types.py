@@ -16,7 +16,7 @@ All three are taken at the sampling temperature.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -147,16 +147,33 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Where one prompt and the completions behind it lie in a pack.
+
+    Args:
+        start: Index of the prompt's first token.
+        prompt_length: Its tokens.
+        lengths: Tokens of each completion that run through the model: all but its last, which is
+            only predicted.
+    """
+
+    start: int
+    prompt_length: int
+    lengths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Pack:
-    """Completions of any prompts, each behind its own, laid end to end in one row: no padding.
+    """Completions of any prompts laid end to end in one row, each prompt once: no padding.
 
     Args:
         rows: [M] indices into the rollout batch.
-        input_ids: [S] prompt and completion of each row, one after the other.
-        position_ids: [S] 0, 1, 2, ... anew for each row, which keeps rows apart in attention.
+        input_ids: [S] the first prompt, its completions one after the other, the next prompt, ...
+        position_ids: [S] positions as if each completion came right behind its prompt.
         predicts: [N] positions whose states predict the completion tokens, row by row.
         targets: [M, T] completion tokens, right-padded.
         mask: [M, T] bool, True on the N completion tokens (EOS included).
+        groups: The layout, which keeps completions apart in attention.
     """
 
     rows: Tensor
@@ -165,10 +182,12 @@ class Pack:
     predicts: Tensor
     targets: Tensor
     mask: Tensor
+    groups: tuple[Group, ...]
 
     def to(self, device: torch.device) -> Pack:
         """The same pack on ``device``."""
-        return Pack(**{name: value.to(device) for name, value in vars(self).items()})
+        tensors = {name: part for name, part in vars(self).items() if name != "groups"}
+        return replace(self, **{name: part.to(device) for name, part in tensors.items()})
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tropism.objective.losses import policy_loss, token_weights
 from tropism.objective.mismatch import mismatch_weights
 from tropism.objective.settings import Objective
 from tropism.policy import Policy
-from tropism.rollouts.collate import micro_batches
-from tropism.types import MicroBatch, RolloutBatch
+from tropism.rollouts.collate import training_batches
+from tropism.types import MicroBatch, Pack, RolloutBatch
 
 
 class NonFiniteError(RuntimeError):
@@ -53,7 +53,7 @@ class PreparedBatch:
         has_policy_gradient: Tokens that the policy term acts on; empty where it is all of them.
     """
 
-    micro_batches: list[MicroBatch]
+    micro_batches: list[MicroBatch | Pack]
     weights: Tensor
     advantages: Tensor
     num_tokens: int
@@ -85,8 +85,12 @@ def prepare(
     device = policy.device
     parts = [
         part.to(device)
-        for part in micro_batches(
-            batch.rollouts, keep=keep, max_tokens=max_tokens, pad_token_id=policy.pad_token_id
+        for part in training_batches(
+            batch.rollouts,
+            keep=keep,
+            max_tokens=max_tokens,
+            pad_token_id=policy.pad_token_id,
+            can_pack=policy.can_pack,
         )
     ]
     weights = row_weights(batch, objective, max_completion_length=max_completion_length)
@@ -130,7 +134,7 @@ def _lengths_and_counted(batch: RolloutBatch, objective: Objective) -> tuple[Ten
     return lengths, counted
 
 
-def _sampler_logprobs(part: MicroBatch, batch: RolloutBatch) -> Tensor:
+def _sampler_logprobs(part: MicroBatch | Pack, batch: RolloutBatch) -> Tensor:
     completions = batch.completions
     rows = torch.zeros(part.mask.shape)
     for i, row in enumerate(part.rows.tolist()):

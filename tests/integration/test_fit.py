@@ -70,19 +70,25 @@ def test_exported_adapter_equals_the_trainer_and_differs_from_the_base(tropism):
 
     run = tropism("--model.init_args.model.dtype", "bfloat16")
     saved = weights(run, "last.ckpt")
-    policy = load_policy(Model(name="organism"), LoRA(rank=4, alpha=8))
-    own = {f"network.{name}": value for name, value in policy.named_trainable().items()}
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(saved[name])
     ids = torch.arange(5, 30)[None]
+    trained = {}
+    for compute in ("base", "float32"):
+        lora = LoRA(rank=4, alpha=8, compute=compute)
+        policy = load_policy(Model(name="organism"), lora)
+        own = {f"network.{name}": value for name, value in policy.named_trainable().items()}
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(saved[name])
+            trained[compute] = policy.model(input_ids=ids).logits
     with torch.no_grad():
-        trained = policy.model(input_ids=ids).logits
         base = AutoModelForCausalLM.from_pretrained(weights_folder(), dtype=torch.bfloat16)
         plain = base(input_ids=ids).logits
         stock = PeftModel.from_pretrained(base, run / "adapter")(input_ids=ids).logits
-    assert torch.equal(trained, stock)
-    assert not torch.equal(trained, plain)
+    assert torch.equal(trained["float32"], stock)
+    assert not torch.equal(stock, plain)
+    # Adapters that multiply in bf16 differ from fp32 ones by rounding: less than training did.
+    gap = (trained["base"] - stock).float().norm() / (stock - plain).float().norm()
+    assert gap < 0.5
 
 
 def test_resume_equals_an_uninterrupted_run(tropism):

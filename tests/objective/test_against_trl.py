@@ -57,6 +57,7 @@ class TensorPolicy:
 
     device = torch.device("cpu")
     pad_token_id = 0
+    can_pack = False
 
     def __init__(self, numbers: SimpleNamespace) -> None:
         self.logprobs = numbers.policy.clone().requires_grad_()

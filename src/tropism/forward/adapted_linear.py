@@ -27,7 +27,7 @@ class AdaptedLinear(Linear):
             output: Tensor = super().forward(x, *args, **kwargs)
             return output
         base: Any = self.base_layer
-        product: Tensor = _AdaptedProduct.apply(
+        product: Tensor = _AdaptedProduct.apply(  # type: ignore[no-untyped-call]
             x,
             base.weight,
             base.bias,
@@ -79,7 +79,7 @@ class _AdaptedProduct(torch.autograd.Function):
         return output.view(*x.shape[:-1], -1)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, low_a, low_b, inner = ctx.saved_tensors
         needs_x, _, _, needs_a, needs_b, _ = ctx.needs_input_grad

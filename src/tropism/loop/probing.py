@@ -114,9 +114,7 @@ class Prober:
         if self.moments is not None:
             measure = WithMoments(measure, self.moments)
         with GradientProbe(self.linears, embedding, measure) as probe:
-            logprobs, _ = policy.completion_logprobs(
-                part, temperature=self.sampling.temperature, should_share_prompt=False
-            )
+            logprobs, _ = policy.completion_logprobs(part, temperature=self.sampling.temperature)
             loss = -(weights.to(policy.device) * logprobs.sum(dim=1)).sum()
             gradients = probe.backward(loss, row_weights=advantages)
         self.pool.add(
@@ -148,7 +146,7 @@ class Prober:
 
         def forward() -> None:
             with torch.no_grad(), policy.merged():
-                policy.completion_logprobs(part, temperature=1.0, should_share_prompt=False)
+                policy.completion_logprobs(part, temperature=1.0)
 
         scores = plop(self.linears, forward)
         return {

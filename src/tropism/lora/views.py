@@ -1,8 +1,8 @@
 """The same layers in another light, for as long as a block lasts.
 
 A ``View`` shows other data in a parameter's place, switches a layer's adapter off, or has a module
-compute otherwise, and gives back exactly what was there, also after an exception. Nothing is ever written into the tensors
-that it hides: the base cannot drift, and what trains is untouched.
+compute otherwise, and gives back exactly what was there, also after an exception. Nothing is ever
+written into the tensors that it hides: the base cannot drift, and what trains is untouched.
 
 PEFT's own ``disable_adapter`` also changes which parameters are trainable (peft#3447), and its
 ``merge``/``unmerge`` add to and subtract from the base in its own precision (trl#6688).

@@ -52,7 +52,9 @@ def selected_logprobs(
     size = chunk_tokens or CHUNK_TOKENS.get(hidden.device.type, CHUNK_TOKENS["cpu"])
     needs_gradient = torch.is_grad_enabled() and hidden.requires_grad
     if needs_gradient and is_head_frozen and not should_train_entropy:
-        logprobs, entropy = _WithGradient.apply(hidden, targets, head, temperature, size)
+        logprobs, entropy = _WithGradient.apply(  # type: ignore[no-untyped-call]
+            hidden, targets, head, temperature, size
+        )
         return logprobs, entropy
     parts = []
     for states, labels in zip(hidden.split(size), targets.split(size), strict=True):
@@ -111,7 +113,7 @@ class _WithGradient(torch.autograd.Function):
         return torch.cat(logprobs), entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = ctx.saved_tensors
         scaled = gradient * grad[:, None]

@@ -1,7 +1,8 @@
 """From sampled completions to the tensors of a training forward.
 
-A micro-batch holds completions of *one* prompt, so that the prompt runs through the model once
-for all of them; a pack holds completions of any prompts, each behind its own (SFT).
+A pack holds completions of any prompts, end to end, each prompt once for all of them: the way of
+training wherever attention alone carries tokens to tokens. A micro-batch holds completions of
+*one* prompt, which runs in front of each: for models with recurrent states, and for probes.
 
 Completions of a micro-batch are padded on the right: with causal attention no real token ever
 sees a pad, so that no mask and no position shift is needed, for any decoder family.
@@ -14,7 +15,20 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from tropism.types import MicroBatch, Pack, Rollout
+from tropism.types import Group, MicroBatch, Pack, Rollout
+
+
+def training_batches(
+    rollouts: Sequence[Rollout],
+    *,
+    keep: Tensor,
+    max_tokens: int,
+    pad_token_id: int,
+    can_pack: bool,
+) -> Iterator[MicroBatch | Pack]:
+    """The kept rows of a rollout batch, as packs where the model takes them."""
+    cut = packs if can_pack else micro_batches
+    yield from cut(rollouts, keep=keep, max_tokens=max_tokens, pad_token_id=pad_token_id)
 
 
 def micro_batches(
@@ -25,10 +39,22 @@ def micro_batches(
     Args:
         rollouts: P groups of completions.
         keep: [B] bool; rows that are False are left out.
-        max_tokens: Most tokens of a micro-batch, the prompt once and pads included. A single
-            completion over the budget still gets a micro-batch of its own.
+        max_tokens: Most tokens of a micro-batch, prompts and pads included. A single completion
+            over the budget still gets a micro-batch of its own.
         pad_token_id: Fills the right of shorter completions.
     """
+    for rollout, kept in zip(rollouts, _kept_rows(rollouts, keep), strict=True):
+        rows = kept
+        while rows:
+            size = max(1, max_tokens // (len(rollout.prompt_token_ids) + len(rows[0][1])))
+            yield _collate(rollout.prompt_token_ids, rows[:size], pad_token_id)
+            rows = rows[size:]
+
+
+def _kept_rows(
+    rollouts: Sequence[Rollout], keep: Tensor
+) -> Iterator[list[tuple[int, tuple[int, ...]]]]:
+    """Of each group the kept rows and their tokens, alike lengths together: little padding."""
     first_row = 0
     for rollout in rollouts:
         rows = [
@@ -37,12 +63,7 @@ def micro_batches(
             if keep[first_row + i]
         ]
         first_row += len(rollout.completions)
-        rows.sort(key=lambda row: -len(row[1]))  # alike lengths together: little padding
-        while rows:
-            space = max_tokens - len(rollout.prompt_token_ids)
-            size = max(1, space // len(rows[0][1]))
-            yield _collate(rollout.prompt_token_ids, rows[:size], pad_token_id)
-            rows = rows[size:]
+        yield sorted(rows, key=lambda row: -len(row[1]))
 
 
 def rows_of(rollouts: Sequence[Rollout], rows: Sequence[int], *, pad_token_id: int) -> MicroBatch:
@@ -55,50 +76,73 @@ def rows_of(rollouts: Sequence[Rollout], rows: Sequence[int], *, pad_token_id: i
 
 
 def packs(
-    rollouts: Sequence[Rollout], *, max_tokens: int, pad_token_id: int, should_join: bool
+    rollouts: Sequence[Rollout], *, keep: Tensor, max_tokens: int, pad_token_id: int
 ) -> Iterator[Pack]:
-    """Lay all completions end to end, each behind its own prompt, in packs of ``max_tokens``.
+    """Lay the kept rows end to end behind their prompts, in packs of at most ``max_tokens``.
 
     Args:
         rollouts: Groups of completions; rows are numbered through them.
-        max_tokens: Most tokens of a pack. A longer row gets a pack of its own.
+        keep: [B] bool; rows that are False are left out.
+        max_tokens: Most tokens of a pack, each prompt once. A single completion over the budget
+            still gets a pack of its own.
         pad_token_id: Fills ``targets`` only; nothing that is padded runs through the model.
-        should_join: False gives every row a pack of its own, for models whose layers carry a
-            state from one token to the next and cannot tell rows apart.
     """
-    pack: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
-    num_tokens = row = 0
-    for rollout in rollouts:
-        for completion in rollout.completions:
-            length = len(rollout.prompt_token_ids) + len(completion.token_ids)
-            if pack and (not should_join or num_tokens + length > max_tokens):
-                yield _pack(pack, pad_token_id)
-                pack, num_tokens = [], 0
-            pack.append((row, rollout.prompt_token_ids, completion.token_ids))
-            num_tokens += length
-            row += 1
-    if pack:
-        yield _pack(pack, pad_token_id)
+    pack = _PackBuilder()
+    for index, rows in enumerate(_kept_rows(rollouts, keep)):
+        prompt = rollouts[index].prompt_token_ids
+        is_open = False  # whether the pack holds this prompt already
+        for row, token_ids in rows:
+            needed = len(token_ids) - 1 + (0 if is_open else len(prompt))
+            if pack.rows and len(pack.input_ids) + needed > max_tokens:
+                yield pack.build(pad_token_id)
+                pack, is_open = _PackBuilder(), False
+            if not is_open:
+                pack.open(prompt)
+                is_open = True
+            pack.add(row, token_ids)
+    if pack.rows:
+        yield pack.build(pad_token_id)
 
 
-def _pack(rows: Sequence[tuple[int, tuple[int, ...], tuple[int, ...]]], pad_token_id: int) -> Pack:
-    targets, mask = _padded([token_ids for _, _, token_ids in rows], pad_token_id)
-    input_ids: list[int] = []
-    position_ids: list[int] = []
-    predicts: list[int] = []
-    for _, prompt, completion in rows:
-        first = len(input_ids) + len(prompt) - 1  # this state predicts the first token
-        predicts += range(first, first + len(completion))
-        input_ids += [*prompt, *completion]
-        position_ids += range(len(prompt) + len(completion))
-    return Pack(
-        torch.tensor([row for row, _, _ in rows]),
-        torch.tensor(input_ids),
-        torch.tensor(position_ids),
-        torch.tensor(predicts),
-        targets,
-        mask,
-    )
+class _PackBuilder:
+    """A pack that grows; prompts are opened, completions added behind the last one."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.completions: list[tuple[int, ...]] = []
+        self.input_ids: list[int] = []
+        self.position_ids: list[int] = []
+        self.predicts: list[int] = []
+        self.groups: list[tuple[int, int, list[int]]] = []
+
+    def open(self, prompt: tuple[int, ...]) -> None:
+        self.groups.append((len(self.input_ids), len(prompt), []))
+        self.input_ids += prompt
+        self.position_ids += range(len(prompt))
+
+    def add(self, row: int, token_ids: tuple[int, ...]) -> None:
+        start, prompt_length, lengths = self.groups[-1]
+        first = len(self.input_ids)
+        # The prompt's last state predicts the first token, each token's state the next one.
+        self.predicts.append(start + prompt_length - 1)
+        self.predicts += range(first, first + len(token_ids) - 1)
+        self.input_ids += token_ids[:-1]
+        self.position_ids += range(prompt_length, prompt_length + len(token_ids) - 1)
+        lengths.append(len(token_ids) - 1)
+        self.rows.append(row)
+        self.completions.append(token_ids)
+
+    def build(self, pad_token_id: int) -> Pack:
+        targets, mask = _padded(self.completions, pad_token_id)
+        return Pack(
+            torch.tensor(self.rows),
+            torch.tensor(self.input_ids),
+            torch.tensor(self.position_ids),
+            torch.tensor(self.predicts),
+            targets,
+            mask,
+            tuple(Group(start, length, tuple(rows)) for start, length, rows in self.groups),
+        )
 
 
 def _collate(

@@ -19,7 +19,7 @@ class BufferedLayer(DynamicLayer):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers has no types
         self.buffers: tuple[Tensor, Tensor] | None = None
 
     def update(
@@ -27,7 +27,7 @@ class BufferedLayer(DynamicLayer):
     ) -> tuple[Tensor, Tensor]:
         if self.buffers is None:  # the prompts
             return super().update(key_states, value_states)
-        start = self.keys.shape[-2]
+        start = self.get_seq_length()
         end = start + key_states.shape[-2]
         views = []
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
@@ -38,9 +38,10 @@ class BufferedLayer(DynamicLayer):
 
     def spread(self, rows: Tensor, num_new: int) -> None:
         """Hold these rows of the prompts, with room for ``num_new`` tokens."""
-        length = self.keys.shape[-2]
+        length = self.get_seq_length()
         buffers = []
         for states in (self.keys, self.values):
+            assert states is not None, "the prompts come first"
             shape = (len(rows), states.shape[1], length + num_new, states.shape[3])
             buffer = states.new_empty(shape)
             buffer[:, :, :length] = states[rows]
@@ -51,7 +52,7 @@ class BufferedLayer(DynamicLayer):
     def keep(self, rows: Tensor) -> None:
         """Let go of all other rows; ``rows`` ascend."""
         assert self.buffers is not None
-        length = self.keys.shape[-2]
+        length = self.get_seq_length()
         for buffer in self.buffers:
             buffer[: len(rows), :, :length] = buffer[rows, :, :length]
         self.buffers = (self.buffers[0][: len(rows)], self.buffers[1][: len(rows)])
@@ -74,7 +75,7 @@ def spread(cache: DynamicCache, rows: Tensor, num_new: int) -> None:
         if isinstance(layer, BufferedLayer):
             layer.spread(rows, num_new)
         else:
-            layer.reorder_cache(rows)
+            layer.reorder_cache(rows)  # type: ignore[arg-type]  # any integers do
 
 
 def keep(cache: DynamicCache, rows: Tensor) -> None:
@@ -83,4 +84,4 @@ def keep(cache: DynamicCache, rows: Tensor) -> None:
         if isinstance(layer, BufferedLayer):
             layer.keep(rows)
         else:
-            layer.reorder_cache(rows)
+            layer.reorder_cache(rows)  # type: ignore[arg-type]  # any integers do
