@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config
 from tropism import update
 from tropism.lora.placement import Placement
 from tropism.lora.plan import SitePlan
+from tropism.measurements.layer_names import LinearSite
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
@@ -192,3 +193,54 @@ def test_every_b_has_left_zero_after_one_step(should_checkpoint: bool) -> None:
         if (adapter := policy.adapter(site)) is None or not adapter.b.any()
     ]
     assert still == []
+
+
+def factors(policy: Policy, site: LinearSite) -> tuple[torch.Tensor, torch.Tensor]:
+    adapter = policy.adapter(site)
+    assert adapter is not None
+    return adapter.a, adapter.b
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_lower_layers_run_once_and_nothing_changes(kept: bool) -> None:
+    """mu = 2 with a KL term, LoRA on top: with the trunk and without it, to the last bit."""
+    policy = load(adapted=False)
+    batch = sample(policy)
+    low = policy.sites[14]  # of layer 2
+    if kept:  # trained before, stays applied: reference and policy part there
+        with torch.no_grad():
+            factors(policy, low)[1].normal_(std=0.1)
+    top = [site for site in policy.sites if site.layer >= 9]
+    for site in policy.sites:
+        for factor in factors(policy, site):
+            factor.requires_grad_(site in top)
+    runs, calls = [], []
+    layers = policy._layers
+    count = layers[1].self_attn.q_proj.register_forward_hook(lambda *_: calls.append(1))
+    for lowest in (0, policy.lowest_layer(top)):
+        calls.clear()
+        policy.model.zero_grad()
+        objective = Objective(beta=0.1, num_iterations=2)
+        prepared = update.prepare(
+            batch,
+            policy,
+            objective,
+            max_completion_length=16,
+            temperature=1.0,
+            max_tokens=512,
+            lowest_trained=lowest,
+        )
+        sums = [
+            update.accumulate_gradients(
+                prepared, policy, objective, temperature=1.0, backward=torch.Tensor.backward
+            )
+            for _ in range(2)
+        ]
+        gradients = [p.grad for p in policy.named_trainable().values() if p.grad is not None]
+        runs.append((prepared.reference_logprobs, [vars(s) for s in sums], gradients))
+        assert len(calls) == (3 if lowest == 0 else 1)
+        depth = {trunk.depth for trunk in prepared.trunks if trunk is not None}
+        assert depth == (set() if lowest == 0 else {2 if kept else 9})
+    count.remove()
+    torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
+    assert runs[0][2]

@@ -164,6 +164,7 @@ class GRPO(FineTuning):
                 max_completion_length=self.sampling.max_new_tokens,
                 temperature=self.sampling.temperature,
                 max_tokens=self.max_tokens_per_microbatch,
+                lowest_trained=self._lowest_trained(),
             )
         if prepared.micro_batches:
             self._tell_before_update(batch)
@@ -193,6 +194,12 @@ class GRPO(FineTuning):
             has_reference=self.objective.beta > 0,
             trainable_params=self.num_trainable(),
         )
+
+    def _lowest_trained(self) -> int:
+        """Layers below it are the same in every pass over a rollout."""
+        if self.placement is None:
+            return 0
+        return self.policy.lowest_layer(s for s in self.policy.sites if self.trains_at(s))
 
     def _stop_without_signal(self, *, had_signal: bool) -> None:
         self.rollouts_without_signal = 0 if had_signal else self.rollouts_without_signal + 1

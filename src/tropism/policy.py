@@ -7,7 +7,7 @@ as the *reference* of the KL term (the starting policy, unless it is refreshed).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tropism.forward import attention
 from tropism.forward.packed_linear import can_pack
+from tropism.forward.trunk import Trunk, kept_at, layers_of, started_from
 from tropism.lora.export import export_full, export_portable
 from tropism.lora.export_compact import export_compact
 from tropism.lora.export_merged import export_merged
@@ -183,6 +184,7 @@ class Policy:
         *,
         temperature: float,
         should_train_entropy: bool = False,
+        trunk: Trunk | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the completion tokens and the entropy at each, under the policy.
 
@@ -191,12 +193,13 @@ class Policy:
                 flows back to it is known row by row (for probes).
             temperature: The log-probabilities are taken at it.
             should_train_entropy: Whether the entropies are differentiable.
+            trunk: Where to start, from ``trunk`` on the same batch.
 
         Returns:
             Two [M, T] fp32 tensors, 0 where ``batch.mask`` is False; the first is differentiable,
             the second where ``should_train_entropy``.
         """
-        hidden = self.completion_states(batch)  # (N, D)
+        hidden = self.completion_states(batch, trunk)  # (N, D)
         logprobs, entropy = selected_logprobs(
             hidden,
             batch.targets[batch.mask],
@@ -211,24 +214,67 @@ class Policy:
             empty.masked_scatter(batch.mask, entropy),
         )
 
-    def completion_states(self, batch: MicroBatch | Pack) -> Tensor:
+    def completion_states(self, batch: MicroBatch | Pack, trunk: Trunk | None = None) -> Tensor:
         """[N, D] last hidden states that predict the completion tokens, row by row."""
         decoder = self.base.get_decoder()
         if isinstance(batch, Pack):
-            output = decoder(
-                input_ids=batch.input_ids[None],
-                position_ids=batch.position_ids[None],
-                attention_mask=_no_mask(batch.mask.device),
-                groups=batch.groups,
-                use_cache=False,
-            )
-            in_pack: Tensor = output.last_hidden_state[0, batch.predicts]
-            return in_pack
+            with started_from(self._layers, trunk):
+                states: Tensor = self._run_pack(batch)
+            return states[batch.predicts]
         prompt = batch.prompt.expand(len(batch.rows), -1)
         input_ids = torch.cat([prompt, batch.targets[:, :-1]], dim=1)
         output = decoder(input_ids=input_ids, use_cache=False)
         hidden: Tensor = output.last_hidden_state[:, batch.prompt.numel() - 1 :]  # (M, T, D)
         return hidden[batch.mask]
+
+    def _run_pack(self, pack: Pack) -> Tensor:
+        """[S, D] last hidden states."""
+        output = self.base.get_decoder()(
+            input_ids=pack.input_ids[None],
+            position_ids=pack.position_ids[None],
+            attention_mask=_no_mask(pack.mask.device),
+            groups=pack.groups,
+            use_cache=False,
+        )
+        states: Tensor = output.last_hidden_state[0]
+        return states
+
+    def trunk(self, batch: MicroBatch | Pack, depth: int) -> Trunk | None:
+        """Run the layers below ``depth`` on a pack, for several passes to start from.
+
+        Args:
+            batch: What the passes run on.
+            depth: Lowest layer in which something differs between the passes.
+
+        Returns:
+            None where there is nothing to share: depth 0, or no pack.
+        """
+        if depth <= 0 or not isinstance(batch, Pack):
+            return None
+        with torch.no_grad(), kept_at(self._layers, depth) as found:
+            self._run_pack(batch)
+        return Trunk(depth, found[0])
+
+    @cached_property
+    def _layers(self) -> Sequence[nn.Module]:
+        return layers_of(self.base)
+
+    def lowest_layer(self, sites: Iterable[LinearSite]) -> int:
+        """The lowest layer that holds one of these linears; the top one where there are none."""
+        top = len(self._layers) - 1
+        return min((top if site.layer is None else site.layer for site in sites), default=top)
+
+    def unlike_reference(self) -> Iterator[LinearSite]:
+        """Linears at which policy and reference differ now."""
+        for site, _ in self._lora_layers():
+            adapter, kept = self.adapter(site), self._reference.get(site.name)
+            assert adapter is not None
+            if kept is None:
+                differs = bool(adapter.b.detach().any())
+            else:
+                differs = not (torch.equal(adapter.a, kept[0]) and torch.equal(adapter.b, kept[1]))
+            if differs:
+                yield site
 
     @cached_property
     def can_pack(self) -> bool:

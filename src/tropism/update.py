@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tropism.forward.trunk import Trunk
 from tropism.measurements.step_metrics import Sums
 from tropism.objective.kl import kl_estimate
 from tropism.objective.losses import policy_loss, token_weights
@@ -51,6 +52,7 @@ class PreparedBatch:
         old_logprobs: The trainer's before any update, filled by the first pass.
         reference_logprobs: Empty where beta is 0.
         has_policy_gradient: Tokens that the policy term acts on; empty where it is all of them.
+        trunks: Where every pass starts.
     """
 
     micro_batches: list[MicroBatch | Pack]
@@ -61,6 +63,7 @@ class PreparedBatch:
     old_logprobs: list[Tensor] = field(default_factory=list)
     reference_logprobs: list[Tensor] = field(default_factory=list)
     has_policy_gradient: list[Tensor] = field(default_factory=list)
+    trunks: list[Trunk | None] = field(default_factory=list)
 
 
 def prepare(
@@ -71,12 +74,16 @@ def prepare(
     max_completion_length: int,
     temperature: float,
     max_tokens: int,
+    lowest_trained: int = 0,
 ) -> PreparedBatch:
     """Choose the rows to train on, collate them, and run the passes that need no gradient.
 
     Rows whose advantage is 0 have no gradient unless a KL term or an entropy bonus pulls on them;
     they are left out of every forward, while all denominators still count them. Truncated rows
     that are masked leave the denominators too.
+
+    Args:
+        lowest_trained: Layers below it do not train; they run once where there are several passes.
     """
     lengths, counted = _lengths_and_counted(batch, objective)
     keep = counted & (batch.advantages != 0)
@@ -101,15 +108,32 @@ def prepare(
         int(lengths[keep].sum()),
         [_sampler_logprobs(part, batch).to(device) for part in parts],
     )
+    prepared.trunks = _trunks(parts, policy, objective, lowest_trained)
     with torch.no_grad():
         if objective.entropy_top_fraction < 1:
             _choose_tokens(prepared, policy, objective, temperature)
         if objective.beta > 0:
             with policy.reference():
-                for part in parts:
-                    logprobs, _ = policy.completion_logprobs(part, temperature=temperature)
+                for part, trunk in zip(parts, prepared.trunks, strict=True):
+                    logprobs, _ = policy.completion_logprobs(
+                        part, temperature=temperature, trunk=trunk
+                    )
                     prepared.reference_logprobs.append(logprobs)
     return prepared
+
+
+def _trunks(
+    parts: list[MicroBatch | Pack], policy: Policy, objective: Objective, lowest_trained: int
+) -> list[Trunk | None]:
+    """The layers below all that differs between the passes, where there are several passes."""
+    num_passes = objective.num_iterations + (objective.entropy_top_fraction < 1)
+    depth = lowest_trained
+    if objective.beta > 0 and depth > 0:
+        num_passes += 1
+        depth = min(depth, policy.lowest_layer(policy.unlike_reference()))
+    if num_passes == 1 or depth == 0:
+        return [None] * len(parts)
+    return [policy.trunk(part, depth) for part in parts]
 
 
 def row_weights(batch: RolloutBatch, objective: Objective, *, max_completion_length: int) -> Tensor:
@@ -148,8 +172,8 @@ def _choose_tokens(
 ) -> None:
     """Find the tokens of the highest entropy over the whole rollout batch, in a pass of its own."""
     entropies = []
-    for part in prepared.micro_batches:
-        logprobs, entropy = policy.completion_logprobs(part, temperature=temperature)
+    for part, trunk in zip(prepared.micro_batches, prepared.trunks, strict=True):
+        logprobs, entropy = policy.completion_logprobs(part, temperature=temperature, trunk=trunk)
         prepared.old_logprobs.append(logprobs)
         entropies.append(entropy)
     if not entropies:
@@ -178,7 +202,10 @@ def accumulate_gradients(
     is_first = not prepared.old_logprobs
     for i, part in enumerate(prepared.micro_batches):
         logprobs, entropy = policy.completion_logprobs(
-            part, temperature=temperature, should_train_entropy=objective.entropy_bonus > 0
+            part,
+            temperature=temperature,
+            should_train_entropy=objective.entropy_bonus > 0,
+            trunk=prepared.trunks[i],
         )
         if is_first:
             prepared.old_logprobs.append(logprobs.detach())

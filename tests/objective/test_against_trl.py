@@ -71,7 +71,7 @@ class TensorPolicy:
         yield
         self._shows_reference = False
 
-    def completion_logprobs(self, part, *, temperature, should_train_entropy=False):
+    def completion_logprobs(self, part, *, temperature, should_train_entropy=False, trunk=None):
         source = self._reference if self._shows_reference else self.logprobs
         width = part.mask.shape[1]
         entropy = self.entropy if should_train_entropy else self.entropy.detach()
