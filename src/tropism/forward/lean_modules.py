@@ -51,8 +51,21 @@ def _lean_norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _norm(hidden: Tensor, *, weight: Tensor, epsilon: float, has_offset: bool) -> Tensor:
+    if not (torch.is_grad_enabled() and hidden.requires_grad):  # decoding counts microseconds
+        return _norm_and_scale(hidden, weight, epsilon, has_offset)[0]
     output: Tensor = _Norm.apply(hidden, weight, epsilon, has_offset)  # type: ignore[no-untyped-call]
     return output
+
+
+def _norm_and_scale(
+    hidden: Tensor, weight: Tensor, epsilon: float, has_offset: bool
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm, and the 1 / RMS [..., 1] of each position; both as transformers computes them."""
+    wide = hidden.float()
+    scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + epsilon)
+    if has_offset:
+        return (wide * scale * (1.0 + weight.float())).to(hidden.dtype), scale
+    return weight * (wide * scale).to(hidden.dtype), scale
 
 
 class _Norm(torch.autograd.Function):
@@ -62,13 +75,10 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float, has_offset: bool
     ) -> Tensor:
-        wide = hidden.float()
-        scale = torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + epsilon)
+        output, scale = _norm_and_scale(hidden, weight, epsilon, has_offset)
         ctx.save_for_backward(hidden, weight, scale)
         ctx.has_offset = has_offset
-        if has_offset:
-            return (wide * scale * (1.0 + weight.float())).to(hidden.dtype)
-        return weight * (wide * scale).to(hidden.dtype)
+        return output
 
     @staticmethod
     @once_differentiable
@@ -94,7 +104,12 @@ def _lean_mlp(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _gated_mlp(module: Any, hidden: Tensor) -> Tensor:
-    gated: Tensor = _GatedSilu.apply(module.gate_proj(hidden), module.up_proj(hidden))  # type: ignore[no-untyped-call]
+    gate, up = module.gate_proj(hidden), module.up_proj(hidden)
+    gated: Tensor
+    if not (torch.is_grad_enabled() and gate.requires_grad):
+        gated = silu(gate) * up
+    else:
+        gated = _GatedSilu.apply(gate, up)  # type: ignore[no-untyped-call]
     output: Tensor = module.down_proj(gated)
     return output
 
