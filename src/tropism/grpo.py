@@ -40,7 +40,8 @@ class GRPO(FineTuning):
         optimizer: AdamW and its schedule.
         reward_weights: component (or ``task.component``) -> weight; null means 1 for each.
         engine: Where completions come from; the trainer's own modules where null.
-        max_tokens_per_microbatch: Padded tokens of one training forward; bounds memory.
+        max_tokens_per_microbatch: Tokens of one training forward, each prompt once; bounds memory.
+            1024 is about as fast as more.
         max_rollouts_without_signal: So many rollouts in a row without any gradient stop the run.
         shuffle_rewards: Control: each group's rewards are dealt out anew at random, so that
             nothing can be learnt and whatever a policy then acts on is noise.
@@ -57,7 +58,7 @@ class GRPO(FineTuning):
         optimizer: AdamW = AdamW(),
         reward_weights: dict[str, float] | None = None,
         engine: RolloutEngine | None = None,
-        max_tokens_per_microbatch: int = 4096,
+        max_tokens_per_microbatch: int = 1024,
         max_rollouts_without_signal: int = 16,
         shuffle_rewards: bool = False,
         seed: int = 0,

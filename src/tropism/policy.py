@@ -115,6 +115,11 @@ class Policy:
         """The base weight at ``site``, detached; [d_out, d_in], or its transpose in GPT-2."""
         return self.linear(site).get_parameter("weight").detach()
 
+    def bias(self, site: LinearSite) -> Tensor | None:
+        """The base bias at ``site``, detached; None where it has none."""
+        bias = getattr(self.linear(site), "bias", None)
+        return None if bias is None else bias.detach()
+
     def starting_adapter(self, site: LinearSite) -> tuple[Tensor, Tensor] | None:
         """(A_0, B_0) of the adapter that the run started from; None means B_0 = 0."""
         return self._starting_adapters.get(site.name)
@@ -304,12 +309,16 @@ class Policy:
                 yield site, layer
 
     @contextmanager
-    def merged(self, *, num_rows: int | None = None) -> Iterator[None]:
+    def merged(
+        self, *, num_rows: int | None = None, should_pack_layers: bool = True
+    ) -> Iterator[None]:
         """The base computes with W_0 + scaling * B A while inside; for sampling only.
 
         Args:
             num_rows: Rows of the products, for which weights are packed where that is faster.
+            should_pack_layers: False packs the head alone.
         """
+        rows_in_layers = num_rows if should_pack_layers else None
         with View() as view:
             with torch.no_grad():
                 for site in self.sites:
@@ -320,10 +329,10 @@ class Policy:
                             adapter.a.data,
                             adapter.b.data,
                             adapter.scaling,
-                            num_rows=num_rows,
+                            num_rows=rows_in_layers,
                         )
-                    elif num_rows is not None:
-                        _pack(view, self.linear(site), num_rows)
+                    elif rows_in_layers is not None:
+                        _pack(view, self.linear(site), rows_in_layers)
                 if num_rows is not None:
                     _pack(view, self.base.get_output_embeddings(), num_rows)
             yield

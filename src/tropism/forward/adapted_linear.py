@@ -50,6 +50,7 @@ class AdaptedLinear(Linear):
             or base._forward_pre_hooks
             or active[0] in self.lora_variant
             or x.dtype != base.weight.dtype
+            or torch.is_autocast_enabled(x.device.type)
         ):
             return None
         dropout = self.lora_dropout[active[0]]
@@ -76,7 +77,7 @@ class _AdaptedProduct(torch.autograd.Function):
         output = linear(rows, weight, bias).addmm_(inner, low_b.T)
         ctx.save_for_backward(rows, weight, low_a, low_b, inner)
         ctx.scaling, ctx.shape = scaling, x.shape
-        return output.view(*x.shape[:-1], -1)
+        return output.view(*x.shape[:-1], output.shape[-1])
 
     @staticmethod
     @once_differentiable

@@ -87,6 +87,7 @@ def _causal(
 
 
 @lru_cache(maxsize=64)
+@torch.inference_mode(False)  # what is kept here may serve a backward later
 def _mask(
     length: int, prompt_length: int, num_folds: int, window: int | None, device: torch.device
 ) -> Tensor:
@@ -100,7 +101,7 @@ def _mask(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
     """[M, H_kv, Q, D] over [M, H_kv, K, D]."""
-    is_low = query.dtype != torch.float32
+    is_low = query.dtype.itemsize < 4
     if query.device.type == "cpu" and is_low and torch.is_grad_enabled() and query.requires_grad:
         output: Tensor = _WithProducts.apply(  # type: ignore[no-untyped-call]
             query, key, value, mask, scaling

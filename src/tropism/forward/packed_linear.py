@@ -6,8 +6,6 @@ decoding step takes as long as the product itself. The results are the same bits
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -22,9 +20,7 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-def packed_forward(
-    weight: Tensor, bias: Tensor | None, *, num_rows: int
-) -> Callable[[Tensor], Tensor]:
+class PackedLinear:
     """``x -> x @ weight.T + bias`` from a packed copy of ``weight``; without gradients.
 
     Args:
@@ -32,10 +28,14 @@ def packed_forward(
         bias: [d_out] or None.
         num_rows: Rows that the layout is best for; others work as well.
     """
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
 
-    def forward(x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, num_rows: int) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., d_in] -> [..., d_out]."""
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
         return output
-
-    return forward

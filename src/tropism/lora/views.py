@@ -17,7 +17,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from tropism.forward.packed_linear import can_pack, packed_forward
+from tropism.forward.packed_linear import PackedLinear, can_pack
 
 
 class View:
@@ -63,7 +63,7 @@ class View:
         """Let ``linear`` multiply with a packed copy of ``weight`` (its own where None)."""
         packed = linear.weight.detach() if weight is None else weight
         bias = None if linear.bias is None else linear.bias.detach()
-        self.compute(linear, packed_forward(packed, bias, num_rows=num_rows))
+        self.compute(linear, PackedLinear(packed, bias, num_rows=num_rows))
 
     def merge(
         self,
@@ -76,7 +76,7 @@ class View:
     ) -> None:
         """Let the base of ``layer`` compute with W_0 + scaling * b @ a, its adapter off.
 
-        The sum is made in fp32 from the pristine W_0 and cast once. With ``num_rows`` it is packed
+        The sum is made in fp32 from the pristine W_0 and cast once; with ``num_rows`` it is packed
         for that many, where that is possible.
         """
         base = layer.get_base_layer()

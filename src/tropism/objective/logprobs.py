@@ -70,15 +70,15 @@ def selected_logprobs(
 def _chunk(
     hidden: Tensor, targets: Tensor, head: Head, temperature: float, should_train_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    every = _log_softmax(head(hidden), temperature)  # (N, V)
+    every = log_softmax(head(hidden), temperature)  # (N, V)
     logprobs = every.gather(1, targets[:, None]).squeeze(1)
     with torch.set_grad_enabled(should_train_entropy and torch.is_grad_enabled()):
         entropy = -(every.exp() * every).sum(dim=-1)
     return logprobs, entropy
 
 
-def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
-    """[N, V] fp32, in one pass over the logits where the temperature is 1."""
+def log_softmax(logits: Tensor, temperature: float) -> Tensor:
+    """Of [N, V] logits at a temperature: fp32, in one pass over them where it is 1."""
     if temperature == 1:
         return logits.log_softmax(dim=-1, dtype=torch.float32)
     return (logits.float() / temperature).log_softmax(dim=-1)
@@ -96,7 +96,7 @@ class _WithGradient(torch.autograd.Function):
             with torch.enable_grad():
                 leaf = states.requires_grad_()
                 logits = head(leaf)
-            every = _log_softmax(logits.detach(), temperature)
+            every = log_softmax(logits.detach(), temperature)
             logprobs.append(every.gather(1, labels[:, None]).squeeze(1))
             weights = every.exp()
             entropies.append(-torch.linalg.vecdot(weights, every))

@@ -10,6 +10,7 @@ sees a pad, so that no mask and no position shift is needed, for any decoder fam
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -87,8 +88,18 @@ def packs(
             still gets a pack of its own.
         pad_token_id: Fills ``targets`` only; nothing that is padded runs through the model.
     """
+    groups = list(_kept_rows(rollouts, keep))
+    total = sum(len(token_ids) - 1 for rows in groups for _, token_ids in rows)
+    total += sum(
+        len(rollout.prompt_token_ids)
+        for rollout, rows in zip(rollouts, groups, strict=True)
+        if rows
+    )
+    longest = max((len(token_ids) for rows in groups for _, token_ids in rows), default=0)
+    # As few packs as the budget allows, and then of alike size: the largest sets the memory.
+    max_tokens = min(max_tokens, total // max(1, math.ceil(total / max_tokens)) + longest)
     pack = _PackBuilder()
-    for index, rows in enumerate(_kept_rows(rollouts, keep)):
+    for index, rows in enumerate(groups):
         prompt = rollouts[index].prompt_token_ids
         is_open = False  # whether the pack holds this prompt already
         for row, token_ids in rows:

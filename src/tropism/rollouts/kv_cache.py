@@ -29,6 +29,8 @@ class BufferedLayer(DynamicLayer):
             return super().update(key_states, value_states)
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
+        # A token beyond would be dropped without a word: one broadcasts to none.
+        assert end <= self.buffers[0].shape[2], "spread() makes the room"
         views = []
         for buffer, states in zip(self.buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:end] = states

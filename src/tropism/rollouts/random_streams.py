@@ -33,9 +33,8 @@ def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
         probability 0 is never drawn.
     """
     cumulative = logprobs.exp().cumsum(dim=-1)
-    # Scaled by the total, which rounding leaves a little off 1, so that the last bin is reached.
-    quantile = (uniform * cumulative[:, -1])[:, None]
-    token = torch.searchsorted(cumulative, quantile, right=True).squeeze(1)
-    # u * total can round up to the total itself: then the likeliest of the reachable is as good.
-    beyond = token >= logprobs.shape[-1]
-    return torch.where(beyond, logprobs.argmax(dim=-1), token)
+    total = cumulative[:, -1]
+    # Scaled by the total, which rounding leaves a little off 1, and kept below it, so that some
+    # bin is always reached: then it is the last one that has any probability.
+    quantile = torch.minimum(uniform * total, total.nextafter(torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, quantile[:, None], right=True).squeeze(1)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from tropism.objective.logprobs import log_softmax
 from tropism.policy import Policy
-from tropism.rollouts import kv_cache
+from tropism.rollouts.decoder import Decoder
 from tropism.rollouts.engine import Sampling
+from tropism.rollouts.packed_layers import PackedLayers
 from tropism.rollouts.random_streams import draw, uniforms
 from tropism.types import Completion, GenerationProgress, Prompt, Rollout
 
@@ -78,7 +79,13 @@ class TransformersEngine:
         was_training = policy.model.training
         policy.model.eval()  # no dropout in the sampler
         try:
-            with torch.no_grad(), policy.merged(num_rows=min(total, self.max_rows)):
+            num_rows = min(total, self.max_rows)
+            fits = PackedLayers.fit(policy)  # packs by itself; prompts go through the modules
+            with torch.no_grad(), policy.merged(num_rows=num_rows, should_pack_layers=not fits):
+                packed = None
+                if fits:
+                    longest = max(map(len, encoded)) + sampling.max_new_tokens
+                    packed = PackedLayers(policy, num_rows=num_rows, num_positions=longest)
                 for start in range(0, len(prompts), size):
                     report = _reporter(progress, rollouts, total)
                     rollouts += _generate(
@@ -91,6 +98,7 @@ class TransformersEngine:
                         rollout=rollout,
                         greedy=greedy,
                         report=report,
+                        packed=packed,
                         ends=partial(self._ends_from, start * group_size),
                     )
         finally:
@@ -144,6 +152,7 @@ def _generate(
     rollout: int,
     greedy: bool,
     report: Callable[[int, int], None],
+    packed: PackedLayers | None,
     ends: Callable[[Tensor, Tensor, int], Tensor],
 ) -> list[Rollout]:
     device = policy.device
@@ -161,8 +170,8 @@ def _generate(
         )
     randomness = randomness.to(device)
 
-    logits, cache, mask = _prefill(policy, encoded, group_size, limit)
-    length = mask.sum(dim=1)  # (B,) position of the next token
+    decoder = Decoder(policy, encoded, group_size=group_size, limit=limit, packed=packed)
+    logits = decoder.logits
     tokens = torch.zeros(num_rows, limit, dtype=torch.long, device=device)
     logprobs = torch.zeros(num_rows, limit, device=device)
     counts = torch.full((num_rows,), limit, device=device)
@@ -170,7 +179,7 @@ def _generate(
     ended_rows = torch.zeros(num_rows, dtype=torch.bool, device=device)
 
     for t in range(limit):
-        distribution = (logits.float() / sampling.temperature).log_softmax(dim=-1)  # (B', V)
+        distribution = log_softmax(logits, sampling.temperature)  # (B', V) fp32
         token = distribution.argmax(dim=-1) if greedy else draw(distribution, randomness[live, t])
         tokens[live, t] = token
         logprobs[live, t] = distribution.gather(1, token[:, None]).squeeze(1)
@@ -184,49 +193,11 @@ def _generate(
         if len(keep) == 0 or t + 1 == limit:
             break
         if len(keep) < len(live):  # rows that ended leave, with their part of the cache
-            kv_cache.keep(cache, keep)
-            live, token, mask, length = live[keep], token[keep], mask[keep], length[keep]
-        mask = torch.cat([mask, mask.new_ones(len(live), 1)], dim=1)
-        logits = policy.base(
-            input_ids=token[:, None],
-            attention_mask=mask,
-            position_ids=length[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
-        length = length + 1
+            decoder.keep(keep)
+            live, token = live[keep], token[keep]
+        logits = decoder.step(token)
     report(num_rows, int(counts.sum()))
     return _collect(policy, prompts, encoded, group_size, tokens, logprobs, counts, ended_rows)
-
-
-def _prefill(
-    policy: Policy, encoded: Sequence[tuple[int, ...]], group_size: int, limit: int
-) -> tuple[Tensor, Any, Tensor]:
-    """One forward over the P prompts, left-padded so that all end at the same position.
-
-    Returns:
-        Next-token logits [B, V], the cache repeated G times, and the attention mask [B, S].
-    """
-    width = max(len(ids) for ids in encoded)
-    input_ids = torch.full((len(encoded), width), policy.pad_token_id)
-    mask = torch.zeros(len(encoded), width, dtype=torch.long)
-    for i, ids in enumerate(encoded):
-        input_ids[i, width - len(ids) :] = torch.tensor(ids)
-        mask[i, width - len(ids) :] = 1
-    input_ids, mask = input_ids.to(policy.device), mask.to(policy.device)
-    output = policy.base(
-        input_ids=input_ids,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
-        past_key_values=kv_cache.new_cache(policy.base.config),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    cache = output.past_key_values
-    rows = torch.arange(len(encoded), device=policy.device).repeat_interleave(group_size)
-    kv_cache.spread(cache, rows, limit)
-    logits = output.logits[:, -1].repeat_interleave(group_size, dim=0)
-    return logits, cache, mask.repeat_interleave(group_size, dim=0)
 
 
 def _collect(
