@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,6 +156,34 @@ def test_packs_are_the_rows_alone_gradients_included(policy, family, max_tokens)
     assert together[0].keys() == alone[0].keys()
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
     assert all(gradient.abs().sum() > 0 for gradient in alone[1])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_pass_from_a_trunk_is_one_from_the_bottom(policy, depth):
+    """Of the top layers; those below neither run again nor train."""
+    engine = TransformersEngine()
+    engine.bind(policy)
+    rollouts = engine.generate(PROMPTS, group_size=2, sampling=SAMPLING, seed=3, rollout=0)
+    for site in policy.sites:
+        for factor in (policy.adapter(site).a, policy.adapter(site).b):
+            factor.requires_grad_(site.layer >= depth)
+    options = {"keep": torch.ones(8, dtype=torch.bool), "max_tokens": 4096, "pad_token_id": 0}
+    part, *_ = training_batches(rollouts, can_pack=policy.can_pack, **options)
+    trunk, results = policy.trunk(part, depth), []
+    assert (trunk is not None) == policy.can_pack
+    for start in (None, trunk):
+        policy.model.zero_grad()
+        logprobs, entropy = policy.completion_logprobs(part, temperature=0.7, trunk=start)
+        logprobs.sum().backward()
+        gradients = [p.grad for p in policy.named_trainable().values() if p.requires_grad]
+        results.append((logprobs.detach(), entropy, gradients))
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    assert all(gradient.any() for gradient in results[0][2])
+    if trunk is not None:  # it is what enters that layer, so it must matter
+        other = replace(trunk, hidden=trunk.hidden + 1)
+        with torch.no_grad():
+            moved, _ = policy.completion_logprobs(part, temperature=0.7, trunk=other)
+        assert not torch.equal(moved, results[0][0])
 
 
 def test_merged_is_the_unmerged_policy(policy):

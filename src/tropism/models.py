@@ -154,7 +154,7 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
         network = _inject(base, [site.name for site in lora.select(sites)], lora)
         if adapter is not None:
             starting = _start_from(network, adapter[1], sites, lora, model.adapter or "")
-        use_lean_modules(base)
+        use_lean_modules(base, is_checkpointed=model.gradient_checkpointing)
     if model.gradient_checkpointing:
         # The reentrant kind gives silently wrong gradients once adapters are toggled.
         base.gradient_checkpointing_enable({"use_reentrant": False})

@@ -309,16 +309,12 @@ class Policy:
                 yield site, layer
 
     @contextmanager
-    def merged(
-        self, *, num_rows: int | None = None, should_pack_layers: bool = True
-    ) -> Iterator[None]:
+    def merged(self, *, num_rows: int | None = None) -> Iterator[None]:
         """The base computes with W_0 + scaling * B A while inside; for sampling only.
 
         Args:
             num_rows: Rows of the products, for which weights are packed where that is faster.
-            should_pack_layers: False packs the head alone.
         """
-        rows_in_layers = num_rows if should_pack_layers else None
         with View() as view:
             with torch.no_grad():
                 for site in self.sites:
@@ -329,10 +325,10 @@ class Policy:
                             adapter.a.data,
                             adapter.b.data,
                             adapter.scaling,
-                            num_rows=rows_in_layers,
+                            num_rows=num_rows,
                         )
-                    elif rows_in_layers is not None:
-                        _pack(view, self.linear(site), rows_in_layers)
+                    elif num_rows is not None:
+                        _pack(view, self.linear(site), num_rows)
                 if num_rows is not None:
                     _pack(view, self.base.get_output_embeddings(), num_rows)
             yield

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tropism.forward.memory import give_back
 from tropism.forward.trunk import Trunk
 from tropism.measurements.step_metrics import Sums
 from tropism.objective.kl import kl_estimate
@@ -246,6 +247,8 @@ def accumulate_gradients(
         value = float(loss.detach())
         require_finite(value, part.rows)
         backward(loss)
+        if policy.device.type == "cpu" and i + 1 < len(prepared.micro_batches):
+            give_back()
         gap = (logprobs.detach() - prepared.sampler_logprobs[i]).abs()
         sums.loss += value
         sums.tokens += int(part.mask.sum())

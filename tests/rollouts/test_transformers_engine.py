@@ -123,3 +123,39 @@ def test_prompt_longer_than_the_context_is_refused_by_id(policy):
     long = Prompt(id="long", task="t", text="1+" * 400)
     with pytest.raises(ValueError, match=r"'long' has \d+ tokens.*max_new_tokens=24"):
         run(policy, [PROMPTS[0], long])
+
+
+class Forced(TransformersEngine):
+    """Ends each row where it is told to, whatever was drawn."""
+
+    def __init__(self, lengths: list[int], max_rows: int) -> None:
+        super().__init__(max_rows)
+        self.lengths, self.calls = torch.tensor(lengths), 0
+
+    def ends(self, tokens, rows, position):
+        self.calls += 1
+        assert tokens.shape == rows.shape
+        return self.lengths[rows] == position + 1
+
+
+@pytest.mark.parametrize("max_rows", [3, 64])
+def test_whoever_overrides_ends_sets_the_lengths(policy, max_rows):
+    lengths = [5, 1, 24, 3, 3, 3, 24, 12, 2, 9, 1, 1]
+
+    def forced(lengths):
+        engine = Forced(lengths, max_rows)
+        engine.bind(policy)
+        rollouts = engine.generate(PROMPTS, group_size=3, sampling=SAMPLING, seed=0, rollout=0)
+        return engine.calls, [c for rollout in rollouts for c in rollout.completions]
+
+    calls, completions = forced(lengths)
+    assert [len(c.token_ids) for c in completions] == lengths
+    assert [len(c.sampler_logprobs) for c in completions] == lengths
+    assert {c.finish_reason for c in completions} == {"stop"}
+    longest = [max(lengths[i : i + 3]) for i in range(0, 12, 3)]
+    assert calls == (sum(longest) if max_rows == 3 else max(longest))
+    _, whole = forced([99] * 12)  # never told to
+    assert {c.finish_reason for c in whole} == {"length"}
+    assert {len(c.token_ids) for c in whole} == {SAMPLING.max_new_tokens}
+    for one, other in zip(completions, whole, strict=True):
+        assert one.token_ids == other.token_ids[: len(one.token_ids)]

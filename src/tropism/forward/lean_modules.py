@@ -14,18 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import silu
 
 
-def use_lean_modules(model: nn.Module) -> int:
+def use_lean_modules(model: nn.Module, *, is_checkpointed: bool = False) -> int:
     """Replace the forward of all modules that are known; their own weights must be frozen.
+
+    Args:
+        model: Any model of transformers.
+        is_checkpointed: Layers are recomputed in the backward, so that gated MLPs, which keep two
+            tensors by their own means, would keep more than if they were left alone.
 
     Returns:
         How many were replaced.
     """
     num_replaced = 0
     for module in model.modules():
-        lean = _lean_norm(module) or _lean_mlp(module)
+        lean = _lean_norm(module)
+        if lean is None and not is_checkpointed:
+            lean = _lean_mlp(module)
         if lean is not None:
             module.forward = lean
             num_replaced += 1
@@ -106,12 +114,27 @@ def _lean_mlp(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 def _gated_mlp(module: Any, hidden: Tensor) -> Tensor:
     gate, up = module.gate_proj(hidden), module.up_proj(hidden)
-    gated: Tensor
+    output: Tensor
     if not (torch.is_grad_enabled() and gate.requires_grad):
-        gated = silu(gate) * up
-    else:
-        gated = _GatedSilu.apply(gate, up)  # type: ignore[no-untyped-call]
-    output: Tensor = module.down_proj(gated)
+        output = module.down_proj(silu(gate) * up)
+        return output
+    gated: Tensor = _GatedSilu.apply(gate, up)  # type: ignore[no-untyped-call]
+    # ``down_proj`` would keep its input for its adapter; it is made again from what is kept anyway.
+    address, kept_gate, kept_up = gated.data_ptr(), gate.detach(), up.detach()
+
+    def pack(tensor: Tensor) -> Tensor | torch.Size:
+        is_same = tensor.data_ptr() == address and tensor.numel() == gated_size
+        return tensor.shape if is_same and tensor.is_contiguous() else tensor
+
+    def unpack(packed: Tensor | torch.Size) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        made_again: Tensor = silu(kept_gate) * kept_up
+        return made_again.view(packed)
+
+    gated_size = gated.numel()
+    with saved_tensors_hooks(pack, unpack):
+        output = module.down_proj(gated)
     return output
 
 

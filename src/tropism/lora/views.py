@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import torch
 from peft.tuners.lora import LoraLayer
@@ -26,7 +27,7 @@ class View:
     def __init__(self) -> None:
         self._hidden: list[tuple[nn.Parameter, Tensor]] = []
         self._disabled: list[LoraLayer] = []
-        self._replaced: list[nn.Module] = []
+        self._replaced: list[tuple[nn.Module, Any]] = []
 
     def __enter__(self) -> View:
         return self
@@ -41,8 +42,11 @@ class View:
             parameter.data = data
         for layer in self._disabled:
             layer._disable_adapters = False
-        for module in self._replaced:
-            del module.forward
+        for module, forward in reversed(self._replaced):
+            if forward is None:
+                del module.forward
+            else:
+                module.forward = forward
 
     def show(self, parameter: nn.Parameter, data: Tensor) -> None:
         """Let ``parameter`` hold ``data`` until the block ends."""
@@ -56,7 +60,7 @@ class View:
 
     def compute(self, module: nn.Module, forward: Callable[[Tensor], Tensor]) -> None:
         """Let ``module`` compute ``forward`` until the block ends."""
-        self._replaced.append(module)
+        self._replaced.append((module, vars(module).get("forward")))
         module.forward = forward
 
     def pack(self, linear: nn.Linear, *, num_rows: int, weight: Tensor | None = None) -> None:

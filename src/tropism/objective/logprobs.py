@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 # 128 x 49k fp32 logits fill the last-level cache of a server's CPU; a GPU wants more at once.
-CHUNK_TOKENS = {"cpu": 128, "cuda": 1024}
+CHUNK_TOKENS = {"cpu": 64, "cuda": 1024}
 
 Head = Callable[[Tensor], Tensor]
 

@@ -1,9 +1,9 @@
 """One decoding step of Llama-like layers without transformers' modules.
 
 With 16 rows a step is a thousand small operations, and calling modules costs as much as they do.
-Here q, k and v are one product, rotation runs over q and k at once from a table, and a group's
-prompt is attended to once for all its rows. All else is in ``LlamaDecoderLayer``'s order: results
-differ from it by the rounding of attention. Every other family goes through its modules.
+Here rotation runs over q and k at once from a table, and a group's prompt is attended to once for
+all its rows. All else is in ``LlamaDecoderLayer``'s order: results differ from it by the rounding
+of attention. Every other family goes through its modules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -27,7 +28,7 @@ class _Layer:
     """Packed weights of one layer."""
 
     attention_norm: Any
-    query_key_value: PackedLinear
+    query_key_value: tuple[PackedLinear, PackedLinear, PackedLinear]
     output: PackedLinear
     mlp_norm: Any
     gate: PackedLinear
@@ -39,36 +40,25 @@ class PackedLayers:
     """The decoder between embeddings and head, for one token of each row.
 
     Args:
-        policy: Shown merged; its weights are packed now, so build anew after an update.
-        num_rows: Rows that the packing is best for.
+        policy: Shown merged and packed; what is built here is good for as long as that lasts.
         num_positions: Longest prompt and completion together.
     """
 
-    def __init__(self, policy: Policy, *, num_rows: int, num_positions: int) -> None:
+    def __init__(self, policy: Policy, *, num_positions: int) -> None:
         decoder = policy.base.get_decoder()
-        sites = {site.name: site for site in policy.sites}
-        names = {module: name for name, module in policy.base.named_modules()}
-
-        def packed(*modules: Any) -> PackedLinear:
-            chosen = [sites[names[module]] for module in modules]
-            biases = [policy.bias(site) for site in chosen]
-            return PackedLinear(
-                torch.cat([policy.weight(site) for site in chosen]),
-                None if biases[0] is None else torch.cat([b for b in biases if b is not None]),
-                num_rows=num_rows,
-            )
-
         self.layers = [
             _Layer(
                 attention_norm=layer.input_layernorm,
-                query_key_value=packed(
-                    layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj
+                query_key_value=(
+                    _packed(layer.self_attn.q_proj),
+                    _packed(layer.self_attn.k_proj),
+                    _packed(layer.self_attn.v_proj),
                 ),
-                output=packed(layer.self_attn.o_proj),
+                output=_packed(layer.self_attn.o_proj),
                 mlp_norm=layer.post_attention_layernorm,
-                gate=packed(layer.mlp.gate_proj),
-                up=packed(layer.mlp.up_proj),
-                down=packed(layer.mlp.down_proj),
+                gate=_packed(layer.mlp.gate_proj),
+                up=_packed(layer.mlp.up_proj),
+                down=_packed(layer.mlp.down_proj),
             )
             for layer in decoder.layers
         ]
@@ -109,7 +99,8 @@ class PackedLayers:
         cos, sin = self.cos[positions], self.sin[positions]
         num_rotated = self.num_heads + self.num_key_heads
         for index, layer in enumerate(self.layers):
-            heads = layer.query_key_value(layer.attention_norm(hidden))
+            normed = layer.attention_norm(hidden)
+            heads = torch.cat([product(normed) for product in layer.query_key_value], dim=-1)
             heads = heads.view(num_rows, -1, self.head_dim)
             turned = _rotated(heads[:, :num_rotated], cos, sin)
             attended = cache.attend(
@@ -124,6 +115,13 @@ class PackedLayers:
             hidden = hidden + layer.down(silu(layer.gate(normed)) * layer.up(normed))
         cache.advance()
         return self.head(self.norm(hidden))
+
+
+def _packed(linear: Any) -> PackedLinear:
+    """What a linear computes with inside ``Policy.merged(num_rows=...)``."""
+    base = linear.get_base_layer() if isinstance(linear, LoraLayer) else linear
+    assert isinstance(base.forward, PackedLinear)
+    return base.forward
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tropism.forward.memory import give_back
 from tropism.objective.logprobs import log_softmax
 from tropism.policy import Policy
 from tropism.rollouts.decoder import Decoder
@@ -80,12 +81,11 @@ class TransformersEngine:
         policy.model.eval()  # no dropout in the sampler
         try:
             num_rows = min(total, self.max_rows)
-            fits = PackedLayers.fit(policy)  # packs by itself; prompts go through the modules
-            with torch.no_grad(), policy.merged(num_rows=num_rows, should_pack_layers=not fits):
+            with torch.no_grad(), policy.merged(num_rows=num_rows):
                 packed = None
-                if fits:
+                if PackedLayers.fit(policy):
                     longest = max(map(len, encoded)) + sampling.max_new_tokens
-                    packed = PackedLayers(policy, num_rows=num_rows, num_positions=longest)
+                    packed = PackedLayers(policy, num_positions=longest)
                 for start in range(0, len(prompts), size):
                     report = _reporter(progress, rollouts, total)
                     rollouts += _generate(
@@ -103,6 +103,8 @@ class TransformersEngine:
                     )
         finally:
             policy.model.train(was_training)
+            if policy.device.type == "cpu":
+                give_back()
         return rollouts
 
 
