@@ -2,7 +2,8 @@
 
 Decoding: stock SDPA repeats keys and values for each query head of a group and, with a single
 query, spends most of its time on copies. Queries of one token that share keys are folded into the
-query length: the same but for rounding, six times faster on a CPU. Training: packs (``grouped_attention``).
+query length: the same but for rounding, six times faster on a CPU. Training: packs, see
+``grouped_attention``.
 All else is transformers' own.
 """
 
