@@ -64,18 +64,26 @@ class SharedPromptCache:
         )
         prompt_keys, prompt_values = self.prompts[layer]
         by_prompt = (
-            folded[self.row_of_slot]
+            self._to_slots(folded)
             .unflatten(0, (-1, self.group_size))
             .transpose(1, 2)  # (P, H_kv, G, H / H_kv, D)
             .flatten(2, 3)
         )
         shared, shared_lse = _attention(by_prompt, prompt_keys, prompt_values, self.bias, scaling)
         spread, spread_lse = (
-            part.unflatten(2, (self.group_size, -1)).transpose(1, 2).flatten(0, 1)[self.slots]
+            self._from_slots(part.unflatten(2, (self.group_size, -1)).transpose(1, 2).flatten(0, 1))
             for part in (shared, shared_lse)
         )
         weight = torch.sigmoid(spread_lse - own_lse)[..., None]
         return torch.lerp(own.float(), spread.float(), weight).to(query.dtype).flatten(1)
+
+    def _to_slots(self, rows: Tensor) -> Tensor:
+        """[B', ...] -> [P * G, ...], with any row where a slot's has left."""
+        return rows if len(rows) == len(self.row_of_slot) else rows[self.row_of_slot]
+
+    def _from_slots(self, slots: Tensor) -> Tensor:
+        """[P * G, ...] -> [B', ...]."""
+        return slots if len(self.slots) == len(slots) else slots[self.slots]
 
     def advance(self) -> None:
         """All layers have taken the token."""
