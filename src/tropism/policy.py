@@ -115,11 +115,6 @@ class Policy:
         """The base weight at ``site``, detached; [d_out, d_in], or its transpose in GPT-2."""
         return self.linear(site).get_parameter("weight").detach()
 
-    def bias(self, site: LinearSite) -> Tensor | None:
-        """The base bias at ``site``, detached; None where it has none."""
-        bias = getattr(self.linear(site), "bias", None)
-        return None if bias is None else bias.detach()
-
     def starting_adapter(self, site: LinearSite) -> tuple[Tensor, Tensor] | None:
         """(A_0, B_0) of the adapter that the run started from; None means B_0 = 0."""
         return self._starting_adapters.get(site.name)

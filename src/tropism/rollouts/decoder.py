@@ -15,7 +15,7 @@ from tropism.rollouts.shared_prompt_cache import SharedPromptCache
 
 
 class Decoder:
-    """Prefills each prompt once, repeats its cache for the group, and goes on token by token.
+    """Prefills each prompt once for its whole group, and goes on token by token.
 
     Attributes:
         logits: [B, V] of the first token of each completion.
@@ -37,7 +37,6 @@ class Decoder:
         limit: int,
         packed: PackedLayers | None,
     ) -> None:
-        self._policy, self._packed = policy, packed
         width = max(len(ids) for ids in prompts)
         # Left-padded, so that all prompts end at the same position.
         input_ids = torch.full((len(prompts), width), policy.pad_token_id)

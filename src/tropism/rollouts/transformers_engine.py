@@ -37,6 +37,7 @@ class TransformersEngine:
             raise ValueError(f"engine.max_rows={max_rows}: give at least 1.")
         self.max_rows = max_rows
         self._policy: Policy | None = None
+        self._eos: Tensor  # on the device of the policy, once for each ``generate``
 
     def bind(self, policy: Policy) -> None:
         self._policy = policy
@@ -52,9 +53,7 @@ class TransformersEngine:
             rows: [B'] their rows in the rollout batch.
             position: Index of the token in its completion, from 0.
         """
-        policy = self._policy
-        assert policy is not None, "bind() comes first"
-        return torch.isin(tokens, torch.tensor(sorted(policy.eos_token_ids), device=tokens.device))
+        return torch.isin(tokens, self._eos)
 
     def _ends_from(self, first: int, tokens: Tensor, rows: Tensor, position: int) -> Tensor:
         return self.ends(tokens, rows + first, position)
@@ -72,6 +71,7 @@ class TransformersEngine:
     ) -> list[Rollout]:
         policy = self._policy
         assert policy is not None, "bind() comes first"
+        self._eos = torch.tensor(sorted(policy.eos_token_ids), device=policy.device)
         encoded = [policy.encode(prompt) for prompt in prompts]
         check_context(prompts, encoded, sampling, policy.context_length)
         size = max(1, self.max_rows // group_size)
