@@ -7,20 +7,19 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from paper_figures import style
+from paper_figures.sources import loops, records
 from tropism.adaptation.plan_timeline import draw_plan_timeline
 from tropism.lora.plan import plan_from_rows
-from tropism.measurements.records import read
 
-COLUMNS = ["rollout", "layer", "module", "state", "rank", "lr_scale"]
+COLUMNS = ["run", "seed", "rollout", "layer", "module", "state", "rank", "lr_scale"]
 
 
 def collect(runs: Path) -> pd.DataFrame:
-    """The plans of the newest run of `make loop` below ``runs``, and where it ended."""
-    for folder in sorted((runs / "loop").glob("version_*"), reverse=True):
-        plans, steps = read(folder, "plans"), read(folder, "steps")
-        if len(plans) and len(steps):
-            return plans[COLUMNS].assign(end=steps["rollout"].max() + 1, run=folder.name)
-    raise SystemExit(f"{runs} holds no run of the loop: `make loop` makes one.")
+    """The plans of the run of `make loop` with the lowest seed, and where it ended."""
+    first = loops(runs)[:1]
+    end = records(first, "steps")["rollout"].max() + 1
+    return records(first, "plans")[COLUMNS].assign(end=end)
 
 
 def make(csv: Path) -> Figure:
@@ -30,4 +29,6 @@ def make(csv: Path) -> Figure:
         (int(rollout), plan_from_rows(part.to_dict("records")))
         for rollout, part in rows.groupby("rollout", sort=True)
     ]
-    return draw_plan_timeline(plans, end=int(rows["end"].iloc[0]))
+    figure = draw_plan_timeline(plans, end=int(rows["end"].iloc[0]))
+    figure.set_size_inches(style.PAGE, 2.4)
+    return figure

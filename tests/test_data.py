@@ -148,6 +148,39 @@ def test_no_validation_prompts_means_no_loader() -> None:
     assert module.val_dataloader() == []
 
 
+def test_out_of_domain_tasks_are_evaluated_and_never_trained_on() -> None:
+    others: dict[str, Any] = {
+        "out_of_domain_tasks": [Counted("x"), Counted("y")],
+        "num_out_of_domain_prompts": 5,
+    }
+    module = data(Counted("a"), Counted("b"), num_validation_prompts=4, **others)
+    batches = schedule(module)
+    assert batches == schedule(data(Counted("a"), Counted("b")))
+    module.setup("test")
+    for split, in_domain in (("validation", 4), ("test", 5)):
+        pools = module.held_out_prompts(split)  # type: ignore[arg-type]
+        assert list(pools) == ["a", "b", "x", "y"]
+        assert len(pools["a"]) + len(pools["b"]) == in_domain
+        assert [len(pools["x"]), len(pools["y"])] == [3, 2]
+        assert {prompt.task for prompt in pools["y"]} == {"y"}
+    validation = [prompt.task for batch in module.val_dataloader() for prompt in batch]
+    assert Counter(validation) == Counter(a=2, b=2, x=3, y=2)
+    assert {prompt.task for prompt in module.training_prompts()} == {"a", "b"}
+    assert "y-test-1" in {prompt.id for prompt in module.all_prompts()}  # checked for length
+
+
+class TrainsOnTheirs(Counted):
+    def prompt(self, split: str, i: int) -> Prompt:
+        text = f"x validation {i + 3}" if split == "train" else f"own {split} {i}"
+        return Prompt(id=f"own-{split}-{i}", task=self.name, text=text)
+
+
+def test_out_of_domain_prompts_are_held_out_too() -> None:
+    module = data(TrainsOnTheirs("own"), out_of_domain_tasks=[Counted("x")])
+    with pytest.raises(ValueError, match=r"'x-validation-3' .* is in split 'train' of task 'own'"):
+        module.setup("fit")
+
+
 class WithoutTest(Counted):
     def prompts(self, split: Split, num: int, seed: int) -> Sequence[Prompt]:
         if split == "test":
@@ -177,6 +210,12 @@ def test_training_needs_no_test_prompts_but_testing_does() -> None:
         ({"num_validation_prompts": -1}, "num_validation_prompts=-1: give at least 0"),
         ({"validation_batch_size": 0}, "validation_batch_size=0"),
         ({"num_train_prompts": 3}, "num_train_prompts=3: give at least the 4 prompts"),
+        (
+            {"out_of_domain_tasks": [Counted("x"), Counted("y")], "num_out_of_domain_prompts": 1},
+            "num_out_of_domain_prompts=1: give at least 2",
+        ),
+        ({"num_out_of_domain_prompts": -1}, "num_out_of_domain_prompts=-1: give at least 0"),
+        ({"out_of_domain_tasks": [Counted()]}, r"tasks are called \['counted', 'counted'\]"),
         ({"mix": {"counting": 1.0}}, r"mix names \['counting'\], the tasks are \['counted'\]"),
         ({"mix": {"counted": 0.0}}, "mix.counted=0.0: give a share above 0"),
     ],

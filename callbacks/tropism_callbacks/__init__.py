@@ -5,6 +5,7 @@ from tropism_callbacks.adaptive_rewards import AdaptiveRewards
 from tropism_callbacks.adaptive_rollouts import AdaptiveRollouts
 from tropism_callbacks.checkpoint import Checkpoint
 from tropism_callbacks.evaluation import Evaluation
+from tropism_callbacks.kl_drift import KLDrift
 from tropism_callbacks.pressure import Pressure
 from tropism_callbacks.progress import Progress
 from tropism_callbacks.rollout_samples import RolloutSamples
@@ -17,6 +18,7 @@ __all__ = [
     "AdaptiveRollouts",
     "Checkpoint",
     "Evaluation",
+    "KLDrift",
     "Pressure",
     "Progress",
     "RolloutSamples",

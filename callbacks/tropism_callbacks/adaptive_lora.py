@@ -10,6 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from tropism.adaptation.contracts import Decision, PlacementObservation, PlacementPolicy
+from tropism.adaptation.decide import (
+    decision_from_json,
+    decision_to_json,
+    observation_from_json,
+    observation_to_json,
+)
 from tropism.adaptation.guard import Guard
 from tropism.adaptation.plan_timeline import draw_plan_timeline
 from tropism.loop.observing import observe_placement
@@ -70,6 +76,7 @@ class AdaptiveLoRA(Callback, StepObserver):
         self._history: list[tuple[int, Plan]] = []
         self._watch = SwitchWatch()
         self._last: tuple[PlacementObservation, Decision] | None = None
+        self._num_rollbacks = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -133,6 +140,7 @@ class AdaptiveLoRA(Callback, StepObserver):
             can_train=[policy.lora_layer(site) is not None for site in policy.sites],
             pressure=None if reading is None else reading.pressure,
             other_signals=self._other_signals(module),
+            num_rollbacks=self._num_rollbacks,
         )
 
     def _other_signals(self, module: Any) -> dict[str, dict[str, float | None]]:
@@ -178,6 +186,7 @@ class AdaptiveLoRA(Callback, StepObserver):
             assert self._last is not None
             observation, decision = self._last
             self._watch.roll_back(module)
+            self._num_rollbacks += 1
             step = module.trainer.global_step
             now = replace(observation, rollout=batch.rollout, step=step)
             self.decider.roll_back(now, replace(decision, reason=reason))
@@ -217,9 +226,26 @@ class AdaptiveLoRA(Callback, StepObserver):
             "policy": self.decider.state,
             "history": [(rollout, [asdict(e) for e in plan]) for rollout, plan in self._history],
             "watch": self._watch.state_dict(),
+            "last": None if self._last is None else _to_json(*self._last),
+            "num_rollbacks": self._num_rollbacks,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.decider.state = state_dict["policy"]
         self._history = [(rollout, plan_from_rows(p)) for rollout, p in state_dict["history"]]
         self._watch.load_state_dict(state_dict["watch"])
+        last = state_dict.get("last")  # runs of earlier versions saved neither
+        self._last = None if last is None else _from_json(last)
+        self._num_rollbacks = state_dict.get("num_rollbacks", 0)
+
+
+def _to_json(observation: PlacementObservation, decision: Decision) -> dict[str, Any]:
+    return {
+        "observation": observation_to_json(observation),
+        "decision": decision_to_json(decision),
+    }
+
+
+def _from_json(content: Mapping[str, Any]) -> tuple[PlacementObservation, Decision]:
+    observation = observation_from_json("placement", content["observation"])
+    return observation, decision_from_json(content["decision"])

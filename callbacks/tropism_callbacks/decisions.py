@@ -31,6 +31,7 @@ class Decider:
         self.kind, self.policy = kind, policy
         self.state: dict[str, Any] = {}
         self._recorder: Recorder | None = None
+        self._said = ""
 
     def open(self, trainer: Trainer) -> None:
         """Find the run's table."""
@@ -42,14 +43,20 @@ class Decider:
         self._recorder.rewind(rollout)
 
     def decide(self, observation: Any, *, seed: int) -> Decision:
-        """Ask the policy, record question and answer, say so, and keep the policy's state."""
+        """Ask the policy, record question and answer, and keep the policy's state.
+
+        An answer is logged, but not that the plan is held for the same reason as last time.
+        """
         key = random_key(seed, self.kind, observation.rollout)
         before = self.state
         decision = make(self.policy, observation, before, key)
         self.state = dict(decision.state)
         status = "applied" if decision.action == "apply" else "held"
         self._record(observation, before, key, decision, status)
-        rank_zero_info(f"rollout {observation.rollout}: {self.kind} {status}: {decision.reason}")
+        said = f"{self.kind} {status}: {decision.reason}"
+        if said != self._said or decision.action == "apply":
+            rank_zero_info(f"rollout {observation.rollout}: {said}")
+        self._said = said
         return decision
 
     def roll_back(self, observation: Any, decision: Decision) -> None:

@@ -30,10 +30,11 @@ class Evaluation(Callback):
     end is that of the tuned policy; ``trainer.val_check_interval`` adds some between.
 
     Logs:
-        ``eval/<task>/pass`` and ``eval/<task>/<component>`` over rollouts.
+        ``eval/<task>/pass``, its bounds and ``eval/<task>/<component>`` over rollouts.
     Writes:
         ``records/evals.jsonl``, a row per task and evaluation, where the folder is this run's
-        own: ``tropism validate`` on the folder of another run only prints.
+        own: ``tropism validate`` on the folder of another run only prints. ``domain`` is ``in`` for
+        the tasks that are trained on and ``out`` for the others.
     Changes:
         Nothing. Prints a table at the end: base, tuned, and each baseline of the task.
     """
@@ -89,7 +90,7 @@ class Evaluation(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero and (self._base or self._latest):
-            self._print({"base": self._base, "tuned": self._latest})
+            self._print(pl_module, {"base": self._base, "tuned": self._latest})
 
     def summary(self) -> dict[str, Any]:
         """``{"evaluation": {task: {base, tuned, difference, baselines}}}`` for ``run.json``."""
@@ -116,14 +117,16 @@ class Evaluation(Callback):
         scored, self._scored = self._scored, []
         rates: dict[str, Estimate] = {}
         scalars: dict[str, float | None] = {}
-        for name, task in module.tasks.items():
+        for name, task in module.evaluated_tasks.items():
             own = [item for item in scored if item.prompt.task == name]
             rate = pass_rate([item.scores for item in own], task.primary)
             if rate is None:
                 continue
             rates[name] = rate
             self._baselines[name] = baseline_rates(task, [item.prompt for item in own])
-            scalars[names.evaluation(name, "pass")] = rate.value
+            scalars[names.evaluation(name, names.PASS)] = rate.value
+            scalars[names.evaluation(name, names.PASS_LOW)] = rate.low
+            scalars[names.evaluation(name, names.PASS_HIGH)] = rate.high
             for component in task.components:
                 judged = [v for item in own if (v := item.scores[component]) is not None]
                 if judged:
@@ -136,6 +139,8 @@ class Evaluation(Callback):
             rows = [
                 {
                     "benchmark": name,
+                    "domain": "in" if name in module.tasks else "out",
+                    "split": "test" if trainer.testing else "validation",
                     "n": rate.n,
                     "value": rate.value,
                     "ci_low": rate.low,
@@ -151,18 +156,19 @@ class Evaluation(Callback):
             self._recorder.append(rows, rollout=module.rollout, step=trainer.global_step)
             log_scalars(trainer, scalars, x=module.rollout)
         if trainer.state.fn != "fit" and trainer.is_global_zero:
-            self._print({"model": rates})
+            self._print(module, {"model": rates})
 
-    def _print(self, columns: Mapping[str, Mapping[str, Estimate]]) -> None:
+    def _print(self, module: FineTuning, columns: Mapping[str, Mapping[str, Estimate]]) -> None:
         table = Table(title="Held-out prompts, greedy")
         for heading in ("task", "answers of", "n", "pass", "95 % interval"):
             table.add_column(heading, justify="right" if heading in ("n", "pass") else "left")
         for task, baselines in self._baselines.items():
             models = {name: rates[task] for name, rates in columns.items() if task in rates}
             lines = {**models, **{f"baseline {name}": rate for name, rate in baselines.items()}}
+            label = task if task in module.tasks else f"{task} (out of domain)"
             for name, rate in lines.items():
                 interval = f"{rate.low:.3f} - {rate.high:.3f}"
-                table.add_row(task, name, str(rate.n), f"{rate.value:.3f}", interval)
+                table.add_row(label, name, str(rate.n), f"{rate.value:.3f}", interval)
             table.add_section()
         Console().print(table)
 

@@ -60,6 +60,7 @@ class Pressure(Callback, StepObserver):
             once, at the first probe: controls for placement.
         should_align: Also measure at every reading how little each linear fits its surroundings
             (signal ``misalignment``): what finds damaged linears. Cubic in their width.
+        should_draw: Draw the maps at every reading, for TensorBoard: half a second for the two.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Pressure(Callback, StepObserver):
         sketch_size: int = 32,
         should_score_statically: bool = False,
         should_align: bool = False,
+        should_draw: bool = True,
     ) -> None:
         for name, value, least in (
             ("every_n_rollouts", every_n_rollouts, 1),
@@ -90,6 +92,7 @@ class Pressure(Callback, StepObserver):
         self.every_n_rollouts = every_n_rollouts
         self.probes_per_reading = probes_per_reading
         self.should_score_statically = should_score_statically
+        self.should_draw = should_draw
         self.static_scores: dict[str, dict[str, float | None]] = {}
         self._settings: dict[str, Any] = {
             "num_prompts": num_prompts,
@@ -175,6 +178,8 @@ class Pressure(Callback, StepObserver):
             },
         }
         log_scalars(module.trainer, scalars, x=batch.rollout)
+        if not self.should_draw:
+            return
         title = f"rollout {batch.rollout}, {pressure.probes_pooled} probes"
         for name, values in (
             (names.SNR_HEAT_MAP, [site.snr for site in pressure.sites]),

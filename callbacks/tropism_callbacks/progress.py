@@ -163,7 +163,9 @@ class Progress(ProgressBar, StepObserver):
         self, trainer: Trainer, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
         self._batches_evaluated += 1
-        verdicts = [item.scores[pl_module.tasks[item.prompt.task].primary] for item in outputs]
+        # Of what is trained on: a rate over in-domain and other tasks together says little.
+        own = [item for item in outputs if item.prompt.task in pl_module.tasks]
+        verdicts = [item.scores[pl_module.tasks[item.prompt.task].primary] for item in own]
         self._verdicts += [verdict for verdict in verdicts if verdict is not None]
         self._show_evaluation(trainer, 0.0)
 

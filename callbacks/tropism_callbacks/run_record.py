@@ -18,6 +18,7 @@ from tropism.provenance import RunFile, collect
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.run_folder import Recorder, Summarized, run_folder
 from tropism_callbacks.tensorboard import log_scalars
+from tropism_callbacks.tensorboard_layout import log_layout
 
 if TYPE_CHECKING:
     from tropism.finetuning import FineTuning
@@ -30,7 +31,8 @@ class RunRecord(Callback, StepObserver):
 
     Logs:
         ``reward/*``, ``objective/*``, ``rollouts/*``, ``system/*`` over rollouts, the optimizer's
-        own (loss, grad_norm, lr) over optimizer steps; hyperparameters once, with final metrics.
+        own (loss, grad_norm, lr) over optimizer steps; hyperparameters once, with final metrics;
+        to TensorBoard, the layout of its page.
     Writes:
         ``run.json``; ``records/steps.jsonl``, a row per rollout; ``records/rewards.jsonl``, a row
         per rollout and component.
@@ -66,6 +68,7 @@ class RunRecord(Callback, StepObserver):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._steps.rewind(pl_module.rollout)
         self._rewards.rewind(pl_module.rollout)
+        log_layout(trainer, pl_module)
 
     def step_taken(
         self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float]

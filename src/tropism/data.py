@@ -43,6 +43,10 @@ class PromptDataModule(L.LightningDataModule):
         mix: Task name -> share of the prompts; equal shares where null. Counts follow the shares
             exactly, to within one prompt at any point of the run.
         num_workers: Processes that hand out batches; 0 is right, as prompts are made in advance.
+        out_of_domain_tasks: Evaluated beside ``tasks`` at every validation and test and never
+            trained on: what training does to them. Reward weights know nothing of them.
+        num_out_of_domain_prompts: Held-out prompts of all of these together, in equal shares; as
+            many in validation as in test.
 
     Raises:
         ValueError: A setting that cannot work; the message names it and what would.
@@ -62,23 +66,27 @@ class PromptDataModule(L.LightningDataModule):
         seed: int = 0,
         mix: Mapping[str, float] | None = None,
         num_workers: int = 0,
+        out_of_domain_tasks: list[Task] | None = None,
+        num_out_of_domain_prompts: int = 128,
     ) -> None:
         super().__init__()
         _check_batch(batch_size, group_size)
+        self.tasks, self.out_of_domain_tasks = list(tasks), list(out_of_domain_tasks or ())
         for setting, value, least in (
             ("num_rollouts", num_rollouts, 1),
             ("num_validation_prompts", num_validation_prompts, 0),
             ("num_test_prompts", num_test_prompts, 0),
+            ("num_out_of_domain_prompts", num_out_of_domain_prompts, len(self.out_of_domain_tasks)),
             ("validation_batch_size", validation_batch_size, 1),
         ):
             if value < least:
                 raise ValueError(f"{setting}={value}: give at least {least}.")
-        names = [task.name for task in tasks]
+        names = [task.name for task in self.tasks]
+        others = [task.name for task in self.out_of_domain_tasks]
         if not names:
             raise ValueError("tasks=[]: give at least one task.")
-        if len(set(names)) != len(names):
-            raise ValueError(f"tasks are called {names}: give each another `name`.")
-        self.tasks = list(tasks)
+        if len({*names, *others}) != len(names) + len(others):
+            raise ValueError(f"tasks are called {names + others}: give each another `name`.")
         self.batch_size, self.group_size = batch_size, group_size
         self.prompts_per_rollout = batch_size // group_size
         self.num_rollouts = num_rollouts
@@ -95,6 +103,9 @@ class PromptDataModule(L.LightningDataModule):
         self.validation_batch_size = validation_batch_size
         self.seed = seed
         self.shares = normalised_shares(names, mix)
+        self._num_out_of_domain = quota(
+            normalised_shares(others, None), num_out_of_domain_prompts if others else 0
+        )
         self.num_workers = num_workers
         self._prompts: dict[Split, dict[str, list[Prompt]]] = {}
 
@@ -154,6 +165,10 @@ class PromptDataModule(L.LightningDataModule):
             for prompts in pools.values()
             for prompt in prompts
         ]
+
+    def held_out_prompts(self, split: Split) -> dict[str, list[Prompt]]:
+        """Task name -> its prompts in validation or test; the out-of-domain tasks come last."""
+        return {name: list(pool) for name, pool in self._prompts[split].items()}
 
     def training_prompts(self) -> list[Prompt]:
         """Every distinct training prompt."""
@@ -233,10 +248,10 @@ class PromptDataModule(L.LightningDataModule):
         return most
 
     def _draw_held_out(self, split: Split) -> dict[str, list[Prompt]]:
-        amounts = quota(self.shares, self.num_held_out[split])
+        amounts = {**quota(self.shares, self.num_held_out[split]), **self._num_out_of_domain}
         return {
             task.name: self._draw(task, split, amounts[task.name]) if amounts[task.name] else []
-            for task in self.tasks
+            for task in (*self.tasks, *self.out_of_domain_tasks)
         }
 
     def _draw(self, task: Task, split: Split, num: int) -> list[Prompt]:

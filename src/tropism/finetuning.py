@@ -80,8 +80,10 @@ class FineTuning(L.LightningModule):
         self.network: nn.Module | None = None
         self.placement: Placement | None = None
         self.tasks: dict[str, Task] = {}
+        self.out_of_domain_tasks: dict[str, Task] = {}
         self.rewards: Rewards
         self.gradient_shares: dict[str, float | None] = {}
+        self._should_keep_start = False
 
     # -- set-up -------------------------------------------------------------------------------
 
@@ -90,15 +92,30 @@ class FineTuning(L.LightningModule):
         if observer not in self.observers:
             self.observers.append(observer)
 
+    def keep_starting_policy(self) -> None:
+        """Have ``policy.starting`` in full-parameter runs too; callbacks ask in ``setup``."""
+        self._should_keep_start = True
+
     def setup(self, stage: str) -> None:
         _check_trainer(self.trainer)
-        self.tasks = {task.name: task for task in self.trainer.datamodule.tasks}  # type: ignore[attr-defined]
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        self.tasks = {task.name: task for task in data.tasks}
+        self.out_of_domain_tasks = {task.name: task for task in data.out_of_domain_tasks}
         if not hasattr(self, "rewards"):
             self.rewards = Rewards(self.reward_weights, tasks=self.tasks)
 
+    @property
+    def evaluated_tasks(self) -> dict[str, Task]:
+        """The tasks that are trained on, then those that are only evaluated."""
+        return {**self.tasks, **self.out_of_domain_tasks}
+
     def configure_model(self) -> None:
-        if self.network is not None:
-            return
+        if self.network is None:
+            self._load()
+        if self._should_keep_start and self.rollout == 0:  # a checkpoint is loaded after this
+            self.policy.keep_start()
+
+    def _load(self) -> None:
         self.policy = load_policy(self.model_settings, self.lora)
         self.network = self.policy.model  # registers the parameters with Lightning
         if self.lora is not None:
@@ -228,7 +245,9 @@ class FineTuning(L.LightningModule):
         )
         return [
             ScoredCompletion(rollout.prompt, rollout.completions[0], scores[0])
-            for rollout, scores in zip(rollouts, score_rollouts(self.tasks, rollouts), strict=True)
+            for rollout, scores in zip(
+                rollouts, score_rollouts(self.evaluated_tasks, rollouts), strict=True
+            )
         ]
 
     def test_step(  # type: ignore[override]

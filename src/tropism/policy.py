@@ -87,6 +87,7 @@ class Policy:
         self._starting_adapters = dict(starting_adapters or {})
         self._reference = dict(self._starting_adapters)
         self._reference_weights: dict[str, Tensor] | None = None
+        self._starting_weights: dict[str, Tensor] | None = None
 
     # -- parameters ---------------------------------------------------------------------------
 
@@ -352,18 +353,69 @@ class Policy:
     def reference(self) -> Iterator[None]:
         """The reference of the KL term while inside."""
         with View() as view:
-            for site, layer in self._lora_layers():
-                kept, adapter = self._reference.get(site.name), self.adapter(site)
-                if kept is None or adapter is None:
-                    view.disable(layer)
-                else:
-                    view.show(adapter.a, kept[0])
-                    view.show(adapter.b, kept[1])
-            if not self.uses_lora:
+            if self.uses_lora:
+                self._show_adapters(view, self._reference)
+            else:
                 assert self._reference_weights is not None, "keep_reference() comes first"
-                for name, parameter in self.named_trainable().items():
-                    view.show(parameter, self._reference_weights[name])
+                self._show_weights(view, self._reference_weights)
             yield
+
+    def _show_adapters(self, view: View, adapters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        for site, layer in self._lora_layers():
+            kept, adapter = adapters.get(site.name), self.adapter(site)
+            if kept is None or adapter is None:
+                view.disable(layer)
+            else:
+                view.show(adapter.a, kept[0])
+                view.show(adapter.b, kept[1])
+
+    def _show_weights(
+        self, view: View, weights: Mapping[str, Tensor], *, of: nn.Module | None = None
+    ) -> None:
+        wanted = set(self.model.parameters() if of is None else of.parameters())
+        for name, parameter in self.named_trainable().items():
+            if parameter in wanted:
+                view.show(parameter, weights[name])
+
+    def keep_start(self) -> None:
+        """Keep the weights of now, in CPU memory, as those that the run starts from.
+
+        Without it a LoRA run knows its start, at no cost. A full-parameter run needs it before
+        training wherever ``starting`` is to be asked for; a second call changes nothing.
+        """
+        if not self.uses_lora and self._starting_weights is None:
+            self._starting_weights = {
+                name: parameter.detach().to("cpu", copy=True)
+                for name, parameter in self.named_trainable().items()
+            }
+
+    @property
+    def knows_start(self) -> bool:
+        """Whether ``starting`` can be shown."""
+        return self.uses_lora or self._starting_weights is not None
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """The starting policy while inside, also where the reference has moved on.
+
+        It is the base, or the adapter that the run started from.
+        """
+        with View() as view:
+            if self.uses_lora:
+                self._show_adapters(view, self._starting_adapters)
+            else:
+                assert self._starting_weights is not None, "keep_start() comes first"
+                self._show_weights(view, self._starting_weights)
+            yield
+
+    def starting_head(self, hidden: Tensor) -> Tensor:
+        """``head`` of the starting policy."""
+        with View() as view:
+            if not self.uses_lora:  # which never touches the head
+                assert self._starting_weights is not None, "keep_start() comes first"
+                head: nn.Module = self.base.get_output_embeddings()
+                self._show_weights(view, self._starting_weights, of=head)
+            return self.head(hidden)
 
     def reference_state(self) -> dict[str, Any]:
         """What a checkpoint must hold of a reference that was refreshed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -45,23 +46,18 @@ def _observe(
     step: int = 10,
     probes: int = 12,
     z: float | None = 9.0,
+    num_rollbacks: int = 0,
 ) -> PlacementObservation:
-    return PlacementObservation(rollout, step, MAX_RANK, probes, z, tuple(sites))
+    return PlacementObservation(rollout, step, MAX_RANK, probes, z, tuple(sites), num_rollbacks)
 
 
 def _with_plan(observation: PlacementObservation, decision: Decision) -> PlacementObservation:
     plan = plan_from_rows(decision.value["plan"])
     sites = tuple(
-        SiteObservation(entry, s.d_in, s.d_out, s.can_train, s.signals, s.null_z)
-        for s, entry in zip(observation.sites, plan, strict=True)
+        replace(site, plan=entry) for site, entry in zip(observation.sites, plan, strict=True)
     )
-    return PlacementObservation(
-        observation.rollout + 1,
-        observation.step + 1,
-        observation.max_rank,
-        observation.probes_pooled,
-        observation.pooled_z,
-        sites,
+    return replace(
+        observation, rollout=observation.rollout + 1, step=observation.step + 1, sites=sites
     )
 
 

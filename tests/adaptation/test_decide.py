@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from tropism.adaptation.decide import (
     policy_to_json,
     random_key,
 )
+from tropism.adaptation.plans import answer
 
 OBSERVATION = RolloutObservation(3, 5, 8, 4, 8, 12.5, 0.1)
 
@@ -42,10 +43,15 @@ class Stub:
 
     value: Any = None
     state: Any = None
+    note: Any = None
 
     def decide(self, observation: Any, state: PolicyState, rng: np.random.Generator) -> Decision:
         value = {"drawn": float(rng.random()), "value": self.value}
         return Decision("hold", "so it is", value, (), {"state": self.state})
+
+
+class OtherStub(Stub):
+    """Answers alike."""
 
 
 def test_random_key_is_stable_and_apart() -> None:
@@ -67,12 +73,16 @@ def test_make_draws_from_the_key_and_says_on_what() -> None:
     )
     assert first == again
     assert first.value["drawn"] == float(np.random.default_rng(list(key)).random())
-    assert first.inputs == input_digest(OBSERVATION, {"a": 1}, key)
+    asked = (policy_to_json(Stub()), observation_to_json(OBSERVATION))
+    assert first.inputs == input_digest(*asked, {"a": 1}, key)
     others = [
+        make(Stub(note="changes no answer"), OBSERVATION, {"a": 1}, key),
+        make(OtherStub(), OBSERVATION, {"a": 1}, key),
         make(Stub(), OBSERVATION, {"a": 2}, key),
         make(Stub(), OBSERVATION, {"a": 1}, random_key(0, "rollouts", 4)),
     ]
-    assert len({first.inputs, *(other.inputs for other in others)}) == 3
+    assert [other.value for other in others[:2]] == [first.value] * 2
+    assert len({first.inputs, *(other.inputs for other in others)}) == 5
 
 
 def test_make_answers_as_a_record_would() -> None:
@@ -83,8 +93,21 @@ def test_make_answers_as_a_record_would() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1, 2}, np.float32(1)])
 def test_make_refuses_what_json_lacks(value: Any) -> None:
-    with pytest.raises(ValueError, match="Stub decided with something that JSON does not have"):
+    message = "Stub is set to or decided with something that JSON does not have"
+    with pytest.raises(ValueError, match=message):
         make(Stub(value=value), OBSERVATION, {}, (0, 1, 2))
+    with pytest.raises(ValueError, match=message):
+        make(Stub(note=value), OBSERVATION, {}, (0, 1, 2))
+
+
+def test_make_refuses_a_plan_in_which_nothing_trains(site: Any, observe: Any) -> None:
+    class Nothing:
+        def decide(self, observation: Any, state: PolicyState, rng: Any) -> Decision:
+            plan = [replace(each.plan, state="KEEP", rank=0) for each in observation.sites]
+            return answer(observation, plan, reason="none", state={})
+
+    with pytest.raises(ValueError, match="Nothing planned that nothing trains, at rollout"):
+        make(dataclass(frozen=True)(Nothing)(), observe(site(0), site(1)), {}, (0, 1, 2))
 
 
 def test_observations_there_and_back(site: Any, observe: Any, component: Any, rewards: Any) -> None:

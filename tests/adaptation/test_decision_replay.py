@@ -15,7 +15,7 @@ import pytest
 
 from tropism.adaptation import placement as p
 from tropism.adaptation import rewards as r
-from tropism.adaptation.contracts import Decision, RolloutObservation
+from tropism.adaptation.contracts import Decision, RolloutObservation, input_digest
 from tropism.adaptation.decide import (
     decision_to_json,
     make,
@@ -127,7 +127,7 @@ def recorded(tmp_path: Path, site: Any, observe: Any, component: Any, rewards: A
     weights = Recording(tmp_path, "rewards", r.GradientShare())
     groups = Recording(tmp_path, "rollouts", CriticalGroups(group_sizes=(4, 8)))
     for i, observation in enumerate(maps(site, observe, count=4)):
-        decision = run.ask(observation)
+        decision = run.ask(replace(observation, num_rollbacks=int(i == 3)))
         weights.ask(
             replace(
                 rewards(component("accuracy", norm=1.0), component("format", norm=2.0 + i)),
@@ -162,6 +162,7 @@ def test_all_kinds_and_a_rollback_are_the_same(
         "rollout 0 placement Shuffled(SignalShrink) held: shuffled map; pooled z undefined over 12 "
         "probes [same]"
     )
+    assert "the guard took a switch back: decision 1 of 2 [same]" in lines[10]
     assert (
         "rollout 47 placement Shuffled(SignalShrink) rolled back: KL 0.3 above 0.2 [same]" in lines
     )
@@ -190,7 +191,7 @@ def altered(value: Any) -> Any:
     return "other" if isinstance(value, str) else 0.5
 
 
-@pytest.mark.parametrize("column", ["observation", "state_before", "rng", "decision"])
+@pytest.mark.parametrize("column", ["policy", "observation", "state_before", "rng", "decision"])
 def test_altering_any_recorded_value_is_found(recorded: Path, column: str) -> None:
     rows = rows_of(recorded)
     # A rollback's own observation is what the guard saw; nothing is decided on it. Its reason, too.
@@ -221,8 +222,32 @@ def test_the_report_names_rollout_and_field(
     lines = capsys.readouterr().out.splitlines()
     [line] = [line for line in lines if "DIFFERS" in line]
     assert line.startswith("rollout 40 placement ")
-    assert "decision.inputs: it is not of this observation, state_before and rng" in line
+    assert "decision.inputs: it is not of this policy, observation, state_before and rng" in line
     assert lines[-1].endswith("13 rows, 1 differ.")
+
+
+def test_runs_of_earlier_versions_replay(recorded: Path) -> None:
+    """Their digests left out the policy, and they knew no rollbacks."""
+    rows = rows_of(recorded)[:9]
+    for row in rows:
+        row["observation"].pop("num_rollbacks", None)
+        if row["kind"] == "placement":
+            row["policy"]["init_args"]["policy"]["init_args"].pop("cooldown")
+            assert "cooldown" not in row["decision"]["state"]["policy"]
+        inputs = (row["observation"], row["state_before"], tuple(row["rng"]))
+        row["decision"]["inputs"] = input_digest(None, *inputs)
+    rewrite(recorded, rows)
+    assert [o for o in replay(recorded) if o.difference is not None] == []
+
+
+def test_a_setting_that_changes_no_answer_is_noticed(recorded: Path) -> None:
+    rows = rows_of(recorded)
+    settings = rows[0]["policy"]["init_args"]["policy"]["init_args"]
+    assert rows[0]["status"] == "held"
+    settings["high"] = 2.5
+    rewrite(recorded, rows)
+    [difference] = [o.difference for o in replay(recorded) if o.rollout == 0 and o.difference]
+    assert difference.startswith("decision.inputs: it is not of this policy, ")
 
 
 def test_a_consistent_forgery_of_the_digest_is_found_by_recomputing(recorded: Path) -> None:

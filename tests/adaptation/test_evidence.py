@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_evidence_adds_up_over_decisions(site: Any, observe: Any) -> None:
     first = policy.gather(observation, {}, "snr")
     assert first.objection == "pooled z 3.0 over 12 probes, below 4"
     assert first.numbers == {"pooled_z": 3.0, "evidence_z": 3.0}
-    second = policy.gather(observe(site(0, snr=0.3), z=5.0), {"averages": first.state}, "snr")
+    second = policy.gather(observe(site(0, snr=0.3), z=5.0), first.state, "snr")
     assert second.objection is None
     assert second.text == "pooled z 5.0 over 12 probes (5.7 with earlier decisions)"
     assert second.means["snr"] == (pytest.approx(0.2),)
@@ -73,9 +74,51 @@ def test_a_signal_that_no_linear_has(site: Any, observe: Any) -> None:
 
 def test_too_few_probes_leave_the_averages(site: Any, observe: Any) -> None:
     policy = Measured()
-    state = {"averages": policy.gather(observe(site(0, snr=0.1)), {}, "snr").state}
+    state = policy.gather(observe(site(0, snr=0.1)), {}, "snr").state
     evidence = policy.gather(observe(site(0, snr=0.9), probes=2), state, "snr")
-    assert evidence.state == state["averages"]
+    assert evidence.state == state
+
+
+def test_cooldown_after_a_rollback_counts_decisions(site: Any, observe: Any) -> None:
+    policy, state = Measured(cooldown=2), {}
+    found = []
+    # rollbacks so far, probes: a rollback of before the first decision is not this policy's
+    for num, probes in [
+        (1, 12),
+        (1, 12),
+        (2, 12),
+        (2, 3),
+        (2, 12),
+        (2, 12),
+        (3, 12),
+        (4, 12),
+        (4, 12),
+    ]:
+        now = observe(site(0, snr=0.1), probes=probes, num_rollbacks=num)
+        evidence = policy.gather(now, state, "snr")
+        state = evidence.state
+        found.append((evidence.objection or "").removeprefix("pooled z 9.0 over 12 probes "))
+    text = "(9.0 with earlier decisions); held, the guard took a switch back: decision "
+    assert [re.sub(r"\([\d.]+ with", "(9.0 with", objection) for objection in found] == [
+        "",
+        "",
+        text + "1 of 2",
+        "3 probes pooled, 8 are needed",
+        text + "2 of 2",
+        "",
+        text + "1 of 2",
+        text + "1 of 2",
+        text + "2 of 2",
+    ]
+    assert state["cooldown"] == [4, 0]
+    assert state["averages"]["snr"]["0.q"][0] == pytest.approx(0.1)  # which went on
+
+
+def test_no_cooldown(site: Any, observe: Any) -> None:
+    policy = Measured(cooldown=0)
+    state = policy.gather(observe(site(0, snr=0.1)), {}, "snr").state
+    now = observe(site(0, snr=0.1), num_rollbacks=1)
+    assert policy.gather(now, state, "snr").objection is None
 
 
 def test_no_gate_without_min_z(site: Any, observe: Any) -> None:
@@ -86,7 +129,14 @@ def test_no_gate_without_min_z(site: Any, observe: Any) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("min_probes", -1), ("min_z", -0.1), ("smoothing", 1.0), ("smoothing", -0.1)],
+    [
+        ("min_probes", -1),
+        ("min_z", -0.1),
+        ("min_z", float("inf")),
+        ("cooldown", -1),
+        ("smoothing", 1.0),
+        ("smoothing", -0.1),
+    ],
 )
 def test_refused_settings(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"Measured\.{setting}={value}: give "):
@@ -101,7 +151,7 @@ def share_that_acts(site: Any, observe: Any, draw: Callable[[], float], runs: in
         is_open = False
         for _ in range(8):
             evidence = policy.gather(observe(site(0, snr=0.1), z=draw()), state, "snr")
-            state, is_open = {"averages": evidence.state}, is_open or evidence.objection is None
+            state, is_open = evidence.state, is_open or evidence.objection is None
         opened += is_open
     return opened / runs
 

@@ -32,7 +32,7 @@ def now(**values: float | None) -> dict[str, float | None]:
     ],
 )
 def test_within_its_limits(values: dict[str, float | None]) -> None:
-    assert GUARD.check(BEFORE, [now(), *[now(**values)] * 4]) is None
+    assert GUARD.check(BEFORE, [now(), *[now(**values)] * 8]) is None
 
 
 @pytest.mark.parametrize(
@@ -44,16 +44,17 @@ def test_within_its_limits(values: dict[str, float | None]) -> None:
     ],
 )
 def test_beyond_a_limit(values: dict[str, Any], numbers: list[str]) -> None:
-    reason = GUARD.check(BEFORE, [now(), *[now(**values)] * 4])
+    reason = GUARD.check(BEFORE, [now(), *[now(**values)] * 8])
     assert reason is not None
-    assert all(number in reason for number in [*numbers, "5 rollouts after the switch"])
+    assert all(number in reason for number in [*numbers, "9 rollouts after the switch"])
 
 
 def test_entropy_is_judged_over_several_rollouts() -> None:
     low = now(entropy=0.1)
-    assert GUARD.check(BEFORE, [low] * 3) is None
-    assert GUARD.check(BEFORE, [now(entropy=4.0), low, low, low]) is None  # mean 1.075 of 2
-    assert GUARD.check(BEFORE, [now(entropy=3.0), low, low, low]) is not None
+    assert GUARD.check(BEFORE, [low] * 7) is None
+    assert GUARD.check(BEFORE, [now(entropy=7.4), *[low] * 7]) is None  # mean 1.0125 of 2
+    assert GUARD.check(BEFORE, [now(entropy=7.2), *[low] * 7]) is not None
+    assert GUARD.check(BEFORE, [now(entropy=99.0), *[low] * 8]) is not None  # long ago
 
 
 def test_without_a_past_only_kl_is_judged() -> None:

@@ -13,6 +13,7 @@ from tropism.adaptation.placement import (
     Depth,
     OneShot,
     Rotate,
+    Sensitivity,
     Shuffled,
     SignalShrink,
     SwitchOnly,
@@ -57,6 +58,39 @@ def test_one_shot_drops_early_answers_of_policies_without_a_gate(
     early = ask(policy, observation)
     assert (early.action, early.state) == ("hold", {"policy": {}, "is_done": False})
     assert ask(policy, at(observation, 5), early.state).action == "apply"
+
+
+# -- all of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        SignalShrink(),
+        TopBudget(dwell=0, floor=0.0),
+        Depth(dwell=0, signal="snr", overhead=0.0),
+        Sensitivity(signal="snr"),
+        Shuffled(policy=SignalShrink()),
+        SwitchOnly(policy=SignalShrink()),
+    ],
+    ids=lambda policy: type(policy).__name__,
+)
+def test_what_the_guard_took_back_is_not_proposed_again_at_once(
+    site: Any, observe: Any, ask: Any, policy: Any
+) -> None:
+    signals = [0.01, 0.02, 0.03, 0.9]
+    observation = observe(*(site(i, snr=snr) for i, snr in enumerate(signals)))
+    first = ask(policy, observation)
+    back = replace(observation, num_rollbacks=1)  # the plan of before, and the same map
+    actions, state = [], first.state
+    for _ in range(3):
+        decision = ask(policy, back, state)
+        actions.append(decision.action)
+        state = decision.state
+    if not isinstance(policy, SwitchOnly):  # which imagines that its plan is in force
+        assert (first.action, actions) == ("apply", ["hold", "hold", "apply"])
+        assert decision.value["plan"] == first.value["plan"]
+    assert "guard took a switch back" in ask(policy, back, first.state).reason
 
 
 # -- Rotate --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,8 @@ def test_a_plan_in_force_is_held(site: Any, observe: Any, ask: Any) -> None:
         ({"layers": "bottom_third"}, ["0.q", "0.v", "1.q", "1.v"]),
         ({"layers": "middle_third"}, ["2.q", "2.v"]),
         ({"layers": "top_third"}, ["3.q", "3.v"]),
+        ({"sites": ("2.v", "0.q")}, ["0.q", "2.v"]),
+        ({"sites": ("2.q", "0.q"), "modules": ("q",)}, ["0.q", "2.q"]),
     ],
 )
 def test_static_choices(
@@ -59,6 +62,12 @@ def test_static_choices(
     # 4 layers: 0 and 1 lie below 4/3, 2 between 4/3 and 8/3, 3 above
     sites = [site(layer, module) for layer in range(4) for module in "qv"]
     assert trained(ask(Static(**settings), observe(*sites))) == keys
+
+
+def test_sites_from_a_file(tmp_path: Path, site: Any, observe: Any, ask: Any, trained: Any) -> None:
+    (tmp_path / "sites.txt").write_text("1.q\n\n0.q\n")
+    policy = Static(sites=str(tmp_path / "sites.txt"))
+    assert trained(ask(policy, observe(site(0), site(1), site(2)))) == ["0.q", "1.q"]
 
 
 def test_thirds_of_thirty_layers_are_ten_each(
@@ -88,6 +97,7 @@ def test_what_trained_is_kept_and_what_did_not_is_off(
         ({"modules": ("q", "up")}, r"Static\.modules: \['up'\] match no linear .*\['q'\]"),
         ({"layers": (0, 9)}, r"Static\.layers: \[9\] match no linear with an adapter .*\[0, 1\]"),
         ({"layers": (2,)}, r"Static\.layers: \[2\]"),
+        ({"sites": ("0.q", "0.up")}, r"Static\.sites: \['0\.up'\].*\['0\.q', '1\.q'\]"),
         ({"rank": 5}, r"rank=5: the adapters have 4 components; give at most"),
     ],
 )
@@ -104,6 +114,8 @@ def test_static_refuses_what_matches_nothing(
     [
         ({"modules": ()}, r"Static\.modules=\(\): name some"),
         ({"layers": ()}, r"Static\.layers=\(\): name some"),
+        ({"sites": ()}, r"Static\.sites=\(\): name some"),
+        ({"sites": "no.txt"}, r"Static\.sites='no\.txt': there is no such file"),
         ({"layers": "top"}, r"Static\.layers='top': give indices or one of \('bottom_third'"),
         ({"rank": 0}, r"Static\.rank=0: give 1 or more"),
     ],

@@ -121,7 +121,7 @@ class StandIn(L.LightningModule):
         self.group_size, self.sampling = GROUP_SIZE, Sampling(max_new_tokens=6)
         self.policy = Policy(uses_lora=uses_lora)
         self.network = self.policy.model
-        self.tasks = {"arithmetic": Arithmetic()}
+        self.tasks = self.evaluated_tasks = {"arithmetic": Arithmetic()}
         self.rewards = SimpleNamespace(weights={"right": 1.0, "short": 0.25})
         self.placement = SimpleNamespace(entry=self._entry) if uses_lora else None
         self.gradient_shares: dict[str, float | None] = {}

@@ -155,6 +155,30 @@ def test_a_spike_after_a_switch_is_rolled_back(loop):
     assert (after["state"] == "TRAIN").all()  # as before the switch
 
 
+def test_a_resumed_run_takes_back_a_switch_of_before_and_cools_down(loop):
+    every = CHECKPOINTS.replace("every_n_rollouts: 3", "every_n_rollouts: 1")
+    short = ("--data.init_args.num_rollouts", "6")
+    run = loop(*short, callbacks=every)
+    before = read(run, "decisions").query("kind == 'placement' and status == 'applied'")
+    switch = int(before["rollout"].iloc[0])
+    strict = LOOP.replace(
+        "warmup_steps: 3",
+        "guard: {class_path: tropism.adaptation.guard.Guard, init_args: {max_kl: 1.0e-9}}",
+    )
+    path = run / "checkpoints" / f"rollout={switch + 1:06d}.ckpt"
+    assert checkpoint(run, path.name)["tropism"]["rollout"] == switch + 1
+    loop(*short, "--ckpt_path", str(path), callbacks=every, config=strict)
+    decisions = read(run, "decisions").query("kind == 'placement'")
+    taken_back = decisions[decisions["status"] == "rolled back"].iloc[0]
+    assert taken_back["rollout"] == switch + 1
+    assert taken_back["decision"]["value"] == before["decision"].iloc[0]["value"]
+    after = decisions[decisions["rollout"] > switch].query("status != 'rolled back'")
+    assert [x["num_rollbacks"] for x in after["observation"]][:2] == [1, 1]
+    assert list(after["status"])[:2] == ["held", "held"]
+    assert "guard took a switch back: decision 2 of 2" in after["decision"].iloc[1]["reason"]
+    assert replay([str(run)]) == 0
+
+
 def test_a_policy_without_measurements_needs_no_pressure(tropism, tmp_path):
     path = tmp_path / "rotate.yaml"
     path.write_text("""

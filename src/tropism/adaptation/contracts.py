@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -68,6 +68,7 @@ class PlacementObservation:
             energy, against the same permutations for all of them, so that what they share is not
             counted as evidence twice.
         sites: Every linear, in the order of the plan.
+        num_rollbacks: Times that the guard took a switch back, since the start of the run.
     """
 
     rollout: int
@@ -76,6 +77,7 @@ class PlacementObservation:
     probes_pooled: int
     pooled_z: float | None
     sites: tuple[SiteObservation, ...]
+    num_rollbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ class Decision:
             For ``hold`` the same form, what is in force.
         scores: Placement: one score per linear, None where undefined; else empty.
         state: The policy's state for its next decision.
-        inputs: SHA-256 of observation, state and random key that led here.
+        inputs: SHA-256 of the policy's class and settings, observation, state and random key that
+            led here.
     """
 
     action: Literal["apply", "hold"]
@@ -197,8 +200,27 @@ class RolloutPolicy(Protocol):
         ...
 
 
-def input_digest(observation: Any, state: PolicyState, random_key: tuple[int, ...]) -> str:
-    """SHA-256 of everything that a decision depends on but the policy's own settings."""
-    content = {"observation": asdict(observation), "state": state, "rng": list(random_key)}
+def input_digest(
+    policy: Mapping[str, Any] | None,
+    observation: Mapping[str, Any],
+    state: PolicyState,
+    random_key: tuple[int, ...],
+) -> str:
+    """SHA-256 of everything that a decision depends on.
+
+    Args:
+        policy: Its class and settings, as ``decide.policy_to_json`` gives them. None leaves them
+            out: that is how runs recorded it before digests covered them.
+        observation: As ``decide.observation_to_json`` gives it.
+        state: The policy's before the decision.
+        random_key: Seeds its generator.
+
+    Raises:
+        TypeError: Something that JSON does not have.
+        ValueError: NaN or infinity.
+    """
+    content = {"observation": observation, "state": state, "rng": list(random_key)}
+    if policy is not None:
+        content["policy"] = policy
     text = json.dumps(content, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()

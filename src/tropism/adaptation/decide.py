@@ -39,17 +39,24 @@ def make(policy: Any, observation: Any, state: PolicyState, key: tuple[int, ...]
     and one that resumes or is replayed see the same.
 
     Raises:
-        ValueError: The policy answered with something that JSON does not have, NaN included.
+        ValueError: The policy is set to, or answered with, something that JSON does not have, NaN
+            included; or with a plan in which nothing trains.
     """
-    inputs = input_digest(observation, state, key)
     decision: Decision = policy.decide(observation, state, np.random.default_rng(list(key)))
     try:
         value, scores, after = (plain(x) for x in (decision.value, decision.scores, decision.state))
+        inputs = input_digest(policy_to_json(policy), observation_to_json(observation), state, key)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{type(policy).__name__} decided with something that JSON does not have ({error}): "
-            "use lists, dicts, numbers, strings and None."
+            f"{type(policy).__name__} is set to or decided with something that JSON does not have "
+            f"({error}): use lists, dicts, finite numbers, strings and None."
         ) from error
+    plan = value.get("plan") if decision.action == "apply" else None
+    if plan and all(site["state"] != "TRAIN" for site in plan):
+        raise ValueError(
+            f"{type(policy).__name__} planned that nothing trains, at rollout "
+            f"{observation.rollout}: no update has a gradient then; train one linear, or hold."
+        )
     return replace(decision, value=value, scores=tuple(scores), state=after, inputs=inputs)
 
 

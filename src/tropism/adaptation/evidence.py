@@ -16,6 +16,7 @@ of 8 decisions, or one of 11 runs of 20, still applies one; with an expected z o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,8 @@ class Evidence:
         site_z: z of each site combined over decisions, None where undefined (or not asked for).
         numbers: ``pooled_z`` (this decision's) and ``evidence_z`` (combined over decisions), for
             the decision's value.
-        state: The averages, for the policy's state under ``averages``.
+        state: For the policy's state: ``averages``, and after a rollback ``cooldown``: the
+            rollbacks known of and the decisions still to wait.
     """
 
     objection: str | None
@@ -57,16 +59,22 @@ class Measured:
             None acts on any map, which is for controls and tests.
         smoothing: Weight of earlier decisions in the averages, in [0, 1); 0 uses the last map
             and its z alone.
+        cooldown: Decisions on enough probes that hold the plan after the guard took a switch back,
+            however strong the evidence, so that the same plan is not proposed again at once; 0 for
+            none.
     """
 
     min_probes: int = 8
     min_z: float | None = 4.0
     smoothing: float = 0.5
+    cooldown: int = 2
 
     def __post_init__(self) -> None:
         require(self.min_probes >= 0, self, "min_probes", "give 0 or more")
-        require(self.min_z is None or self.min_z >= 0, self, "min_z", "give 0 or more, or null")
+        is_finite = self.min_z is None or 0 <= self.min_z < math.inf
+        require(is_finite, self, "min_z", "give 0 or more, or null")
         require(0 <= self.smoothing < 1, self, "smoothing", "give a value in [0, 1)")
+        require(self.cooldown >= 0, self, "cooldown", "give 0 or more")
 
     def gather(
         self, observation: PlacementObservation, state: PolicyState, *signals: str
@@ -75,13 +83,18 @@ class Measured:
 
         Args:
             observation: What is decided on.
-            state: The policy's, with the averages of earlier decisions.
+            state: The policy's, with what earlier decisions left there.
             signals: Names of signals; ``null_z`` for the z of each site.
         """
         before: Mapping[str, Any] = state.get("averages", {})
+        num_waiting = self._num_waiting(observation, state)
         num_probes = observation.probes_pooled
         has_probes = num_probes >= self.min_probes
         averages = dict(before)
+        cooldown = {}
+        if observation.num_rollbacks:
+            left = max(0, num_waiting - has_probes)
+            cooldown["cooldown"] = [observation.num_rollbacks, left]
         if has_probes:
             averages["pooled_z"] = updated(
                 before.get("pooled_z"), observation.pooled_z, self.smoothing
@@ -96,6 +109,11 @@ class Measured:
             objection = f"{num_probes} probes pooled, {self.min_probes} are needed"
         elif undefined := [s for s in signals if not _is_defined(observation, s)]:
             objection = f"no linear has a defined {undefined[0]} ({text})"
+        elif num_waiting:
+            objection = (
+                f"{text}; held, the guard took a switch back: decision "
+                f"{self.cooldown - num_waiting + 1} of {self.cooldown}"
+            )
         elif self.min_z is not None and (observation.pooled_z is None or evidence_z is None):
             objection = text
         elif self.min_z is not None and evidence_z is not None and evidence_z < self.min_z:
@@ -109,8 +127,15 @@ class Measured:
             },
             site_z=_by_site(observation, averages.get("null_z", {}), z_of),
             numbers={"pooled_z": observation.pooled_z, "evidence_z": evidence_z},
-            state=averages,
+            state={"averages": averages, **cooldown},
         )
+
+    def _num_waiting(self, observation: PlacementObservation, state: PolicyState) -> int:
+        """Decisions that must hold, this one included."""
+        # What was taken back before the first decision was another policy's.
+        known_before = 0 if state else observation.num_rollbacks
+        known, waiting = state.get("cooldown", (known_before, 0))
+        return self.cooldown if observation.num_rollbacks > known else int(waiting)
 
 
 def _values(observation: PlacementObservation, signal: str) -> dict[str, float | None]:

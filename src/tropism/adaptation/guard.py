@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tropism.adaptation.settings import require
 
-ENTROPY_ROLLOUTS = 4
+ENTROPY_ROLLOUTS = 8
 
 Watched = Mapping[str, float | None]
 
@@ -20,8 +20,9 @@ class Guard:
         rollouts: Rollouts that a switch is watched for.
         max_kl: Largest KL(before || after) of one rollout's update, in nats per token.
         entropy_drop: Largest fall of the entropy below its mean before the switch, as a share; of
-            its mean over the last ``ENTROPY_ROLLOUTS``, for prompts alone move it from one rollout
-            to the next.
+            its mean over the last ``ENTROPY_ROLLOUTS``, as many as came before, for prompts alone
+            move it: a mean over 4 falls by half in one of ten watches without any switch. A watch
+            of fewer rollouts does not judge it.
         grad_norm_ratio: Largest gradient norm, in units of the mean before the switch.
     """
 

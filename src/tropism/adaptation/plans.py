@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+import numpy as np
+
 from tropism.adaptation.contracts import Decision, PlacementObservation, SiteObservation
 from tropism.lora.plan import Plan, SitePlan
 
@@ -70,6 +72,26 @@ def layers_of(observation: PlacementObservation) -> dict[int | None, set[int]]:
         if site.can_train:
             layers.setdefault(site.plan.layer, set()).add(i)
     return layers
+
+
+def random_cycles(observation: PlacementObservation, rng: np.random.Generator) -> dict[str, str]:
+    """Site key -> key of another site of the same module and shape, for all that can train.
+
+    One random cycle per kind of linear (Sattolo's algorithm): no site has its own key, unless it
+    is the only one of its kind.
+    """
+    kinds: dict[tuple[str, int, int], list[str]] = {}
+    for site in observation.sites:
+        if site.can_train:
+            kinds.setdefault((site.plan.module, site.d_in, site.d_out), []).append(site.plan.key)
+    source: dict[str, str] = {}
+    for keys in kinds.values():
+        drawn = list(keys)
+        for last in range(len(drawn) - 1, 0, -1):
+            other = int(rng.integers(last))
+            drawn[last], drawn[other] = drawn[other], drawn[last]
+        source.update(zip(keys, drawn, strict=True))
+    return source
 
 
 def is_training(site: SiteObservation) -> bool:

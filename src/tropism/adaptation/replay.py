@@ -2,9 +2,10 @@
 
 For each row of ``records/decisions.jsonl``, in order: the policy is rebuilt and asked again with
 the recorded observation, state and random key, and its answer must be the recorded one, every float
-included. The digest in the decision must be that of what was recorded as its inputs, and the state
-must be the one that the last decision of that kind left. Rows with the status ``rolled back`` are
-the guard's work: they must repeat the decision that they take back, and leave the policy's state.
+included. The digest in the decision must be that of what was recorded as its inputs, the policy's
+settings among them (in runs of earlier versions it did not cover those), and the state must be the
+one that the last decision of that kind left. Rows with the status ``rolled back`` are the guard's
+work: they must repeat the decision that they take back, and leave the policy's state.
 
 Prints a line for each row; exits 1 on any difference. Loads no torch.
 """
@@ -102,9 +103,11 @@ def _decision_difference(row: Row, previous: Row | None) -> str | None:
             or first_difference(list(key), list(expected) or None, "rng")
         ):
             return difference
-        if decision["inputs"] != input_digest(observation, row["state_before"], key):
-            return "decision.inputs: it is not of this observation, state_before and rng"
+        inputs = (content, row["state_before"], key)
+        if decision["inputs"] not in (input_digest(p, *inputs) for p in (row["policy"], None)):
+            return "decision.inputs: it is not of this policy, observation, state_before and rng"
         again = decision_to_json(make(policy, observation, row["state_before"], key))
+        again["inputs"] = decision["inputs"]
     except (KeyError, TypeError, ValueError) as error:
         return f"policy, observation or state_before, which cannot be used: {error}"
     status = {"apply": "applied", "hold": "held"}[again["action"]]

@@ -27,6 +27,7 @@ def observe_placement(
     can_train: Sequence[bool],
     pressure: PressureEstimate | None,
     other_signals: Mapping[str, Mapping[str, float | None]],
+    num_rollbacks: int = 0,
 ) -> PlacementObservation:
     """What a placement policy decides on.
 
@@ -40,6 +41,7 @@ def observe_placement(
         can_train: Whether each carries an adapter.
         pressure: Without any, the measured signals are undefined.
         other_signals: Key of a linear -> further signals (``update_norm``, ``plop``, ...).
+        num_rollbacks: Times that the guard took a switch back.
     """
     observed = []
     for i, (site, (d_out, d_in)) in enumerate(zip(sites, shapes, strict=True)):
@@ -62,6 +64,7 @@ def observe_placement(
         probes_pooled=0 if pressure is None else pressure.probes_pooled,
         pooled_z=None if pressure is None else pressure.pooled_z,
         sites=tuple(observed),
+        num_rollbacks=num_rollbacks,
     )
 
 

@@ -72,6 +72,7 @@ class Placement:
                         f"the adapter of {site.name!r} has rank {rank}, the others {max_rank}: "
                         "placement needs one rank; ranks below it are part of the plan."
                     )
+        self._began_in_use = frozenset(i for i, slot in self._slots.items() if slot.is_in_use())
         self._pace = Pace(
             self._slots,
             num_sites=len(self.sites),
@@ -107,11 +108,9 @@ class Placement:
         return sum(slot.num_scalars(self._plan[i].rank) for i, slot in self._slots.items())
 
     def feasible(self, plan: Plan) -> Plan:
-        """The plan with KEEP for OFF where B is not 0: policies see no weights."""
+        """The plan with KEEP for OFF where an adapter must stay: policies see no weights."""
         return tuple(
-            replace(entry, state="KEEP")
-            if entry.state == "OFF" and i in self._slots and self._slots[i].is_in_use()
-            else entry
+            replace(entry, state="KEEP") if entry.state == "OFF" and self._need(i) else entry
             for i, entry in enumerate(plan)
         )
 
@@ -160,7 +159,8 @@ class Placement:
             reset: Keys of linears that train on, to restart as if they entered (a control).
 
         Raises:
-            ValueError: The plan does not fit the model, or OFF where B is not 0. Nothing changed.
+            ValueError: The plan does not fit the model, or OFF where B is not 0 or was not when
+                the run started. Nothing changed.
             RuntimeError: There are gradients: switch after ``zero_grad(set_to_none=True)``.
         """
         self._require_no_gradients()
@@ -186,10 +186,20 @@ class Placement:
 
         Returns:
             ||what was cut off|| / ||the weight in use before||.
+
+        Raises:
+            ValueError: Nothing trains there, so that all of the adapter would go.
         """
         self._require_no_gradients()
         index = self._index(site)
-        return self._slots[index].truncate(self._plan[index].rank)
+        entry = self._plan[index]
+        if entry.state != "TRAIN":
+            raise ValueError(
+                f"truncate({site.name!r}): the plan says {entry.state} there, so that no component "
+                "would be left, and a reference that holds the adapter would need it; plan TRAIN "
+                "with rank 1 or more."
+            )
+        return self._slots[index].truncate(entry.rank)
 
     def reenter_on(self, site: LinearSite, a_new: Tensor) -> None:
         """Let an adapter whose B is 0 start from other rows of A; the function does not change.
@@ -260,12 +270,25 @@ class Placement:
 
     def _validate(self, plan: Plan) -> None:
         check_plan(plan, self.sites, can_train=self._slots.keys(), max_rank=self.max_rank)
-        for index, slot in self._slots.items():
-            if plan[index].state == "OFF" and slot.is_in_use():
+        for index, entry in enumerate(plan):
+            if entry.state == "OFF" and (need := self._need(index)):
                 raise ValueError(
-                    f"plan: OFF for {slot.site.name!r}, whose B is not 0: without its part the "
-                    "logits would jump. Plan KEEP there (placement.feasible does)."
+                    f"plan: OFF for {self.sites[index].name!r}, {need}. Plan KEEP there "
+                    "(placement.feasible does)."
                 )
+
+    def _need(self, index: int) -> str | None:
+        """Why the adapter at this position of the plan cannot be OFF; None where it can."""
+        if index not in self._slots:
+            return None
+        if self._slots[index].is_in_use():
+            return "whose B is not 0: without its part the logits would jump"
+        if index in self._began_in_use:  # B was cut to 0 since
+            return (
+                "whose adapter the run started from: the reference still is that adapter, and "
+                "shows it where it is active"
+            )
+        return None
 
     def _require_no_gradients(self) -> None:
         for slot in self._slots.values():

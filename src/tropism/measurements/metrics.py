@@ -20,6 +20,8 @@ KL = "objective/kl"
 ENTROPY = "objective/entropy"
 GRAD_NORM = "objective/grad_norm"
 LEARNING_RATE = "objective/lr"
+CLIPPED_LOW = "clip_ratio/low_mean"
+CLIPPED_HIGH = "clip_ratio/high_mean"
 
 COMPLETION_LENGTH = "rollouts/completion_length"
 COMPLETION_LENGTH_MAX = "rollouts/completion_length_max"
@@ -59,6 +61,9 @@ PLAN_JACCARD = "plan/jaccard"
 PLAN_TRAINED = "plan/trained_linears"
 GUARD_KL = "plan/guard_kl"
 """KL(before || after) of one update on a few completions, while a switch is watched."""
+
+PASS, PASS_LOW, PASS_HIGH = "pass", "pass_low", "pass_high"
+"""Names of ``evaluation``: the pass rate, and the bounds of its 95 % Wilson interval."""
 
 PHASES = ("rollout", "reward", "train", "probe")
 """Keys of ``RolloutBatch.seconds``; the ``steps`` table has a ``seconds_`` column for each."""
@@ -107,5 +112,10 @@ def seconds(phase: str) -> str:
 
 
 def evaluation(task: str, name: str) -> str:
-    """Greedy evaluation on held-out prompts: ``pass``, or one component of the task."""
+    """Greedy evaluation on held-out prompts: ``pass`` and its bounds, or one component."""
     return f"eval/{task}/{name}"
+
+
+def drift(task: str, direction: str) -> str:
+    """KL between the starting policy and the tuned one: ``forward`` or ``reverse``."""
+    return f"drift/{task}/{direction}_kl"

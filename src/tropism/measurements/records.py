@@ -62,6 +62,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
     ),
     "evals": (
         "benchmark",
+        "domain",
+        "split",
         "n",
         "value",
         "ci_low",
@@ -69,6 +71,19 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "k",
         "temperature",
         "max_tokens",
+    ),
+    "kl_drift": (
+        "task",
+        "domain",
+        "source",
+        "scope",
+        "direction",
+        "kl",
+        "ci_low",
+        "ci_high",
+        "num_prompts",
+        "num_tokens",
+        "num_dropped",
     ),
     "completions": (
         "prompt_id",

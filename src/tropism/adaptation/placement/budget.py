@@ -98,14 +98,15 @@ class TopBudget(Measured):
             for mean in evidence.means[self.signal]
         ]
         clock = self._clock(observation, state)
-        after = {"averages": evidence.state, "clock": clock}
+        after = {**evidence.state, "clock": clock}
         if evidence.objection is not None:
             return hold(
                 observation, evidence.objection, state=after, scores=scores, **evidence.numbers
             )
         chosen = self._choose(observation, scores, clock, rank)
-        if chosen is None:
-            reason = f"{evidence.text}, but linears that must stay exceed the budget"
+        if not chosen:
+            lack = "linears that must stay exceed" if chosen is None else "no linear fits into"
+            reason = f"{evidence.text}, but {lack} the budget"
             return hold(observation, reason, state=after, scores=scores, **evidence.numbers)
         plan = [
             (train(site, rank) if i in chosen else retire(site, observation))

@@ -13,7 +13,7 @@ from tropism.adaptation.contracts import (
     PlacementPolicy,
     PolicyState,
 )
-from tropism.adaptation.plans import hold, plan_rows, present_plan
+from tropism.adaptation.plans import hold, plan_rows, present_plan, random_cycles
 from tropism.adaptation.settings import require
 from tropism.lora.plan import plan_from_rows
 
@@ -105,8 +105,8 @@ class Shuffled:
     """Another policy, on the map of other linears: does it matter where the signal is?
 
     Each linear is shown the signals and z of another one of the same module and shape, in an
-    order drawn at the first decision and kept. No linear keeps its own map (the order is one
-    cycle, by Sattolo's algorithm), unless it is the only one of its kind.
+    order drawn at the first decision and kept. No linear keeps its own map, unless it is the only
+    one of its kind.
 
     Args:
         policy: Decides.
@@ -118,7 +118,7 @@ class Shuffled:
         self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
     ) -> Decision:
         """What the policy decides on the shuffled map."""
-        source: Mapping[str, str] = state.get("source") or _cycles(observation, rng)
+        source: Mapping[str, str] = state.get("source") or random_cycles(observation, rng)
         by_key = {site.plan.key: site for site in observation.sites}
         sites = tuple(
             replace(
@@ -133,19 +133,3 @@ class Shuffled:
         inner = self.policy.decide(replace(observation, sites=sites), state.get("policy", {}), rng)
         after = {"policy": inner.state, "source": dict(source)}
         return replace(inner, state=after, reason=f"shuffled map; {inner.reason}")
-
-
-def _cycles(observation: PlacementObservation, rng: np.random.Generator) -> dict[str, str]:
-    """Site key -> key of the site whose map it is shown: one random cycle per kind of linear."""
-    kinds: dict[tuple[str, int, int], list[str]] = {}
-    for site in observation.sites:
-        if site.can_train:
-            kinds.setdefault((site.plan.module, site.d_in, site.d_out), []).append(site.plan.key)
-    source: dict[str, str] = {}
-    for keys in kinds.values():
-        drawn = list(keys)
-        for last in range(len(drawn) - 1, 0, -1):
-            other = int(rng.integers(last))
-            drawn[last], drawn[other] = drawn[other], drawn[last]
-        source.update(zip(keys, drawn, strict=True))
-    return source

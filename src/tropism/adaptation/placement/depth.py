@@ -92,7 +92,7 @@ class Depth(Measured):
         )
         cut_before, age = state.get("cut", (present, self.dwell))
         age = age + 1 if cut_before == present else 0
-        after = {"averages": evidence.state, "cut": [present, age]}
+        after = {**evidence.state, "cut": [present, age]}
         if evidence.objection is not None:
             return hold(
                 observation, evidence.objection, state=after, scores=scores, **evidence.numbers

@@ -73,7 +73,7 @@ class Sensitivity(Measured):
             )
         evidence = self.gather(observation, state, self.signal)
         scores = [None if m is None else max(0.0, m) for m in evidence.means[self.signal]]
-        after = {"averages": evidence.state}
+        after = evidence.state
         if evidence.objection is not None:
             return hold(
                 observation, evidence.objection, state=after, scores=scores, **evidence.numbers

@@ -57,7 +57,7 @@ class SignalShrink(Measured):
         super().__post_init__()
         require(0 < self.low <= 1, self, "low", "give a value in (0, 1]")
         require(1 <= self.high < math.inf, self, "high", "give 1 or more")
-        require(not math.isnan(self.min_site_z), self, "min_site_z", "give a number")
+        require(math.isfinite(self.min_site_z), self, "min_site_z", "give a number")
         require(self.rank is None or self.rank >= 1, self, "rank", "give 1 or more, or null")
 
     def decide(
@@ -67,7 +67,7 @@ class SignalShrink(Measured):
         rank = resolve_rank(self.rank, observation)
         evidence = self.gather(observation, state, "snr", "null_z")
         scores = [None if snr is None else max(0.0, snr) for snr in evidence.means["snr"]]
-        after = {"averages": evidence.state}
+        after = evidence.state
         if evidence.objection is not None:
             return hold(
                 observation, evidence.objection, state=after, scores=scores, **evidence.numbers

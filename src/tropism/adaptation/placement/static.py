@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -53,12 +55,16 @@ class Static:
         modules: Labels as in the records (``q_proj``); None for all.
         layers: Indices, or a third of the layers (with 30 layers ``top_third`` is 20 to 29; with
             31 the middle one has 11); None for all, and for linears outside the layers too.
+        sites: Keys as in the records (``3.q_proj``), or a text file with one a line, read once,
+            when the policy is made; None for all.
         rank: Components of each adapter that train; None for all.
     """
 
     modules: tuple[str, ...] | None = None
     layers: tuple[int, ...] | Third | None = None
+    sites: tuple[str, ...] | str | None = None
     rank: int | None = None
+    keys: frozenset[str] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         require(self.modules is None or len(self.modules) > 0, self, "modules", "name some")
@@ -66,6 +72,16 @@ class Static:
         is_known = not isinstance(self.layers, str) or self.layers in get_args(Third)
         require(is_known, self, "layers", f"give indices or one of {get_args(Third)}")
         require(self.rank is None or self.rank >= 1, self, "rank", "give 1 or more, or null")
+        if self.sites is not None:
+            object.__setattr__(self, "keys", self._read_sites(self.sites))
+
+    def _read_sites(self, sites: tuple[str, ...] | str) -> frozenset[str]:
+        if isinstance(sites, str):
+            file = Path(sites)
+            require(file.is_file(), self, "sites", "there is no such file; name one, or list keys")
+            sites = tuple(file.read_text(encoding="utf-8").split())
+        require(len(sites) > 0, self, "sites", "name some")
+        return frozenset(sites)
 
     def decide(
         self, observation: PlacementObservation, state: PolicyState, rng: np.random.Generator
@@ -73,7 +89,7 @@ class Static:
         """Decides once, then holds.
 
         Raises:
-            ValueError: A module or layer that matches no linear with an adapter.
+            ValueError: A module, layer or site that matches no linear with an adapter.
         """
         if state.get("is_done"):
             return hold(observation, "static, decided once", state=state)
@@ -92,8 +108,13 @@ class Static:
         return answer(observation, plan, reason=reason, state={"is_done": True})
 
     def _is_chosen(self, site: SiteObservation, layers: frozenset[int] | None) -> bool:
-        is_module = self.modules is None or site.plan.module in self.modules
-        return site.can_train and is_module and (layers is None or site.plan.layer in layers)
+        plan = site.plan
+        return (
+            site.can_train
+            and _is_in(plan.module, self.modules)
+            and _is_in(plan.layer, layers)
+            and _is_in(plan.key, self.keys)
+        )
 
     def _layers(self, observation: PlacementObservation) -> frozenset[int] | None:
         if self.layers is None:
@@ -118,6 +139,7 @@ class Static:
         for setting, wanted, found, known in (
             ("modules", self.modules, {p.module for p in plans}, "module"),
             ("layers", layers, {p.layer for p in plans}, "layer"),
+            ("sites", self.keys, {p.key for p in plans}, "key"),
         ):
             if missing := [item for item in wanted or () if item not in found]:
                 there = {getattr(s.plan, known) for s in observation.sites if s.can_train}
@@ -125,6 +147,10 @@ class Static:
                     f"Static.{setting}: {missing} match no linear with an adapter in this choice; "
                     f"adapters are at {sorted(there, key=str)}."
                 )
+
+
+def _is_in(item: object, chosen: Collection[object] | None) -> bool:
+    return chosen is None or item in chosen
 
 
 def _third(index: int, count: int) -> int:

@@ -1,0 +1,149 @@
+"""The registered comparisons of the study: which rates, which level, which seconds, what differs.
+
+What is compared and why was written in experiments/README.md before the runs; here it is computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from paper_figures import study
+from paper_figures.intervals import difference_interval
+
+from tropism.evaluation.statistics import paired_permutation_test
+
+CONTRASTS = (
+    ("signal_shrink", "uniform"),
+    ("signal_shrink", "shrink_shuffled"),
+    ("signal_shrink", "shrink_static_average"),
+    ("depth", "static_top"),
+    ("depth", "uniform"),
+    ("top_budget", "rotate"),
+    ("top_budget", "replay_other"),
+    ("top_budget", "uniform"),
+)
+REACHED = 0.75
+"""Level L: this share of uniform's gain in stage ``choose``."""
+EQUAL_SECONDS = 40
+"""Endpoint B: as many seconds as uniform needs for so many rollouts."""
+
+
+class Rates(NamedTuple):
+    """Learning rates of an arm: with the best last held-out pass, and with the least KL at L."""
+
+    reward: float
+    kl: float
+
+
+def chosen_rates(results: pd.DataFrame) -> tuple[float, dict[str, Rates]]:
+    """Level L, and each arm's rates, from stage ``choose``.
+
+    Only rates that all arms ran at count, so that none has more to choose from.
+    """
+    rows = results[results["stage"] == "choose"]
+    num_arms = rows["arm"].nunique()
+    rows = rows[rows.groupby("learning_rate")["arm"].transform("nunique") == num_arms]
+    ends = study.last(rows).groupby(["arm", "learning_rate"])["held_out"].mean()
+    best = {arm: ends[arm].idxmax() for arm in rows["arm"].unique()}
+    start = rows[rows["rollout"] == 0]["held_out"].mean()
+    level = start + REACHED * (ends["uniform"].max() - start)
+    rates = {}
+    for arm, own in rows.groupby("arm", sort=False):
+        kl = {
+            rate: reached(run, "kl_in", level).mean() for rate, run in own.groupby("learning_rate")
+        }
+        kl = {rate: value for rate, value in kl.items() if np.isfinite(value)}
+        rates[arm] = Rates(best[arm], min(kl, key=lambda rate: kl[rate]) if kl else best[arm])
+    return level, rates
+
+
+def reached(rows: pd.DataFrame, column: str, level: float) -> pd.Series[float]:
+    """``column`` where each seed first reaches the level; NaN where one never does.
+
+    Args:
+        rows: One arm at one rate.
+    """
+    return pd.Series(
+        {
+            seed: study.at_level(run["held_out"], run[column], [level])[0]
+            for seed, run in rows.groupby("seed")
+        }
+    )
+
+
+def after_seconds(rows: pd.DataFrame, seconds: float) -> pd.Series[float]:
+    """Held-out pass of each seed then; a run that was over before has its last one."""
+    found = {}
+    for seed, run in rows.groupby("seed"):
+        until = min(seconds, run["seconds"].iloc[-1])
+        found[seed] = study.at_position(run["seconds"], run["held_out"], [until])[0]
+    return pd.Series(found)
+
+
+def primary(results: pd.DataFrame) -> pd.DataFrame:
+    """Every registered contrast on both endpoints, from stage ``main``.
+
+    Returns:
+        Columns endpoint (A or B), arm, control, arm_value, control_value (means), difference, low,
+        high, n, p, corrected (Holm, over all rows). For A values are of log KL. A contrast without
+        common seeds is left out.
+    """
+    level, rates = chosen_rates(results)
+    rows = results[results["stage"] == "main"]
+    found = []
+    for arm, control in CONTRASTS:
+        for endpoint in "AB":
+            pair = [_values(rows, name, endpoint, level, rates) for name in (arm, control)]
+            table = pd.concat(pair, axis=1, keys=["arm", "control"]).dropna()
+            if len(table) < 2:
+                continue
+            counts = _counts(rows, table.index) if endpoint == "B" else ()
+            interval = difference_interval(table["arm"], table["control"], *counts)
+            test = paired_permutation_test(table["arm"], table["control"])
+            found.append(
+                {
+                    "endpoint": endpoint,
+                    "arm": arm,
+                    "control": control,
+                    "arm_value": table["arm"].mean(),
+                    "control_value": table["control"].mean(),
+                    "difference": interval.value,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "n": interval.n,
+                    "p": test.p_value,
+                }
+            )
+    table = pd.DataFrame(found)
+    return table.assign(corrected=holm(table["p"])) if len(table) else table
+
+
+def _values(
+    rows: pd.DataFrame, arm: str, endpoint: str, level: float, rates: dict[str, Rates]
+) -> pd.Series[float]:
+    own = rows[rows["arm"] == arm]
+    if endpoint == "A":
+        return np.log(reached(own[own["learning_rate"] == rates[arm].kl], "kl_in", level))
+    return after_seconds(own[own["learning_rate"] == rates[arm].reward], seconds_of(rows, rates))
+
+
+def seconds_of(rows: pd.DataFrame, rates: dict[str, Rates]) -> float:
+    """Endpoint B's seconds: the median over uniform's runs at their rate."""
+    uniform = rows[(rows["arm"] == "uniform") & (rows["learning_rate"] == rates["uniform"].reward)]
+    return float(uniform[uniform["rollout"] == EQUAL_SECONDS]["seconds"].median())
+
+
+def _counts(rows: pd.DataFrame, seeds: pd.Index[int]) -> tuple[np.ndarray, np.ndarray]:
+    counts = np.full(len(seeds), rows["held_out_n"].iloc[0])
+    return counts, counts
+
+
+def holm(p_values: pd.Series[float]) -> list[float]:
+    """Holm's step-down correction (1979), in the order given."""
+    order = np.argsort(p_values.to_numpy(), kind="stable")
+    steps = p_values.to_numpy()[order] * np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return [float(value) for value in corrected]
