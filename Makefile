@@ -20,7 +20,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help setup quickstart test test-long mutants figures bench bench-growth loop vllm-cpu \
+.PHONY: help setup quickstart test test-long mutants figures study bench bench-growth loop vllm-cpu \
         lint ruff types imports spelling format clean
 
 help:  ## list the targets
@@ -74,6 +74,11 @@ bench: $(STAMP)  ## time and memory against TRL on the same work (25 minutes, id
 
 bench-growth: $(STAMP)  ## the same over group size, prompt length, vocabulary and placement
 	$(BIN)/python benchmarks/growth.py
+
+study: $(STAMP)  ## the placement study: what is missing of it, hours (JOBS=2 runs at a time)
+	@for stage in choose main planted groups rewards controls; do \
+	  $(BIN)/python experiments/sweep.py experiments/study/$$stage.yaml --jobs $(or $(JOBS),2); done
+	$(BIN)/python -m experiments.study.report
 
 loop:  ## tune with LoRA and reward weights moved by measurements
 	@$(call need,experiments/loop.yaml,the closed loop)

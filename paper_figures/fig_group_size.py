@@ -1,7 +1,8 @@
 """Group size against convergence, wall time, stability and pass rate, at equal samples a rollout.
 
 Convergence is counted to the level halfway between the start and the best group size's end; a seed
-that never reaches it is counted beside the points, and no mean is drawn. Stability is how far the
+that never reaches it is counted beside the points, and no mean is drawn. Every seed runs at the
+learning rate that is best for that size over the other seeds. Stability is how far the
 held-out pass ever falls below its best so far.
 """
 
@@ -31,7 +32,7 @@ def collect(source: Path) -> pd.DataFrame:
     """Every measure of each seed, then means with intervals where all seeds have one."""
     results = arms.results_of(source)
     rows = arms.rows_of(results, "groups", "organism")
-    rows = study.one_rate(rows, results)
+    rows = study.cross_chosen(rows, "group_size")
     start = rows[rows["rollout"] == rows["rollout"].min()]["held_out"].mean()
     level = (start + study.last(rows).groupby("group_size")["held_out"].mean().max()) / 2
     seeds = [

@@ -117,6 +117,22 @@ def one_rate(rows: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(kept) if kept else rows
 
 
+def cross_chosen(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """``rows``, each value of ``by`` and seed at one learning rate: the best one of the others.
+
+    A seed's rate is the one with the best mean last ``held_out`` over the *other* seeds, so that no
+    run is chosen for its own luck, and none is spent on choosing alone.
+    """
+    ends, kept = last(rows), []
+    for (value, seed), own in rows.groupby([by, "seed"], sort=False):
+        others = ends[(ends[by] == value) & (ends["seed"] != seed)]
+        if others.empty:
+            others = ends[(ends[by] == value)]
+        rate = others.groupby("learning_rate")["held_out"].mean().idxmax()
+        kept.append(own[own["learning_rate"] == rate])
+    return pd.concat(kept) if kept else rows
+
+
 def shared_rates(rows: pd.DataFrame) -> pd.DataFrame:
     """``rows`` at learning rates that more than one arm ran at: no arm has more to choose from."""
     return rows[rows.groupby("learning_rate")["arm"].transform("nunique") > 1]

@@ -23,6 +23,8 @@ from tropism.models import LoRA, Model
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
 from tropism.rollouts.engine import RolloutEngine, Sampling
+from tropism.shaping import SoftOverlong
+from tropism.tasks.extra import ExtraReward
 from tropism.timing import timed
 from tropism.types import Prompt, RolloutBatch
 from tropism.update import accumulate_gradients, prepare
@@ -39,9 +41,10 @@ class GRPO(FineTuning):
         objective: Loss, clipping, KL, scaling.
         optimizer: AdamW and its schedule.
         reward_weights: component (or ``task.component``) -> weight; null means 1 for each.
+        extra_rewards: Components that every task carries besides its own (``tropism.shaping``).
         engine: Where completions come from; the trainer's own modules where null.
         max_tokens_per_microbatch: Tokens of one training forward, each prompt once; bounds memory.
-            1024 is about as fast as more.
+            1280 is about as fast as more.
         max_rollouts_without_signal: So many rollouts in a row without any gradient stop the run.
         shuffle_rewards: Control: each group's rewards are dealt out anew at random, so that
             nothing can be learnt and whatever a policy then acts on is noise.
@@ -57,8 +60,9 @@ class GRPO(FineTuning):
         objective: Objective = Objective(),
         optimizer: AdamW = AdamW(),
         reward_weights: dict[str, float] | None = None,
+        extra_rewards: list[ExtraReward] | None = None,
         engine: RolloutEngine | None = None,
-        max_tokens_per_microbatch: int = 1024,
+        max_tokens_per_microbatch: int = 1280,
         max_rollouts_without_signal: int = 16,
         shuffle_rewards: bool = False,
         seed: int = 0,
@@ -83,6 +87,7 @@ class GRPO(FineTuning):
             sampling=sampling,
             optimizer=optimizer,
             reward_weights=reward_weights,
+            extra_rewards=extra_rewards,
             engine=engine,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
             seed=seed,
@@ -95,6 +100,12 @@ class GRPO(FineTuning):
             raise ValueError(
                 f"group_size={group_size}: GRPO compares completions of one prompt with each "
                 "other; give at least 2."
+            )
+        is_punished = any(isinstance(reward, SoftOverlong) for reward in self.extra_rewards)
+        if is_punished and objective.overlong_buffer is not None:
+            raise ValueError(
+                f"objective.overlong_buffer={objective.overlong_buffer} and SoftOverlong in "
+                "extra_rewards would punish the same tokens twice; leave one of the two out."
             )
         self.objective = objective
         self.shuffle_rewards = shuffle_rewards

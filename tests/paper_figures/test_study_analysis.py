@@ -159,6 +159,18 @@ def test_one_rate_is_chosen_on_the_choosing_stage_alone():
     assert len(study.one_rate(main[:2], main)) == 2  # one rate needs no choice
 
 
+def test_each_seed_runs_at_the_rate_that_is_best_for_the_others():
+    ends = {1e-3: (0.5, 0.9, 0.5), 2e-3: (0.6, 0.6, 0.6)}  # by seed
+    cells = [
+        run("a", seed, [0.1, end], [0, 0], learning_rate=rate)
+        for rate, by_seed in ends.items()
+        for seed, end in enumerate(by_seed)
+    ]
+    kept = study.last(study.cross_chosen(pd.concat(cells), "group_size")).set_index("seed")
+    # without seed 1 the second rate is better; with it (for the others) the first
+    assert kept["learning_rate"].to_dict() == {0: 1e-3, 1: 2e-3, 2: 1e-3}
+
+
 def test_unfinished_arms():
     rows = pd.DataFrame({"arm": ["a", "a", "b"], "seed": [0, 1, 0]})
     assert study.unfinished(rows) == {"b": "unfinished, 1 of 2"}

@@ -90,7 +90,14 @@ def test_budget_of_packs(max_tokens, expected):
 def test_packs_are_alike_in_size():
     alike = rollout((1,), *[(2, 3, 4, 5, 6)] * 10)
     parts = pack(*[True] * 10, max_tokens=40, rollouts=[alike])
-    assert [len(part.rows) for part in parts] == [6, 4]  # not 9 and 1
+    assert [len(part.rows) for part in parts] == [5, 5]  # not 9 and 1
+    # A prompt counts in each pack that it is laid down in: 6 + 4 x 2 tokens, not 16 and 12.
+    long = [rollout((1, 2, 3, 4, 5, 6), *[(7, 8, 9)] * 8)] * 2
+    parts = pack(*[True] * 16, max_tokens=16, rollouts=long)
+    assert [len(part.input_ids) for part in parts] == [14] * 4
+    # ... and none is cut where the group fits.
+    parts = pack(*[True] * 16, max_tokens=22, rollouts=long)
+    assert [len(part.input_ids) for part in parts] == [22] * 2
 
 
 @pytest.mark.parametrize("max_tokens", [1, 17, 40, 64, 1000])

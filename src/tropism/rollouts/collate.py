@@ -10,7 +10,7 @@ sees a pad, so that no mask and no position shift is needed, for any decoder fam
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -89,15 +89,15 @@ def packs(
         pad_token_id: Fills ``targets`` only; nothing that is padded runs through the model.
     """
     groups = list(_kept_rows(rollouts, keep))
-    total = sum(len(token_ids) - 1 for rows in groups for _, token_ids in rows)
-    total += sum(
-        len(rollout.prompt_token_ids)
+    sizes = [
+        (len(rollout.prompt_token_ids), [len(token_ids) - 1 for _, token_ids in rows])
         for rollout, rows in zip(rollouts, groups, strict=True)
-        if rows
-    )
-    longest = max((len(token_ids) for rows in groups for _, token_ids in rows), default=0)
+    ]
     # As few packs as the budget allows, and then of alike size: the largest sets the memory.
-    max_tokens = min(max_tokens, total // max(1, math.ceil(total / max_tokens)) + longest)
+    fewest = _num_packs(sizes, max_tokens)
+    max_tokens = bisect_left(
+        range(max_tokens), -fewest, key=lambda limit: -_num_packs(sizes, limit)
+    )
     pack = _PackBuilder()
     for index, rows in enumerate(groups):
         prompt = rollouts[index].prompt_token_ids
@@ -113,6 +113,23 @@ def packs(
             pack.add(row, token_ids)
     if pack.rows:
         yield pack.build(pad_token_id)
+
+
+def _num_packs(sizes: Sequence[tuple[int, Sequence[int]]], limit: int) -> int:
+    """How many packs ``packs`` makes at this limit; fewer or as many at a larger one.
+
+    Args:
+        sizes: Of each group the tokens of its prompt, and of each of its rows.
+    """
+    num = used = 0
+    for prompt, rows in sizes:
+        is_open = False
+        for row in rows:
+            needed = row if is_open else prompt + row
+            if not num or used + needed > limit:
+                num, used, needed = num + 1, 0, prompt + row
+            used, is_open = used + needed, True
+    return num
 
 
 class _PackBuilder:

@@ -1,0 +1,197 @@
+"""What the study found, as one page: ``python -m experiments.study.report`` rewrites results.md.
+
+Everything there comes from the tables in ``results/``; stages that have not run are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from experiments.study import contrasts
+from paper_figures import arms, study
+from paper_figures.intervals import Interval, mean_interval
+
+FOLDER = Path(__file__).resolve().parent
+STAGES = ("choose", "main", "planted", "groups", "rewards", "controls")
+BASELINES = {"planted": "uniform", "rewards": "fixed", "controls": "uniform"}
+
+
+def main() -> None:
+    """Write the page, and say where."""
+    page = FOLDER / "results.md"
+    page.write_text(report(arms.read_results(FOLDER / "results")), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def report(results: pd.DataFrame) -> str:
+    """The page.
+
+    Args:
+        results: As ``paper_figures.arms.read_results`` gives it.
+    """
+    there = set(results["stage"])
+    cells = results.groupby("stage").apply(
+        lambda rows: len(rows[study.CELL].drop_duplicates()), include_groups=False
+    )
+    counts = ", ".join(f"{stage} {cells[stage]}" for stage in STAGES if stage in there)
+    missing = ", ".join(stage for stage in STAGES if stage not in there) or "none"
+    parts = [
+        "# Results of the study",
+        "Rewritten by `python -m experiments.study.report` from `results/`. What is compared, and "
+        "why, was registered before: [../README.md](../README.md). Intervals are 95 %.",
+        f"Runs: {counts}. Stages not run: {missing}.",
+    ]
+    if "choose" in there:
+        parts += _choose(results)
+    if "main" in there:
+        parts += _main(results)
+    for stage in STAGES[2:]:
+        if stage in there:
+            parts += _groups(results) if stage == "groups" else _secondary(results, stage)
+    return "\n\n".join(parts) + "\n"
+
+
+def _choose(results: pd.DataFrame) -> list[str]:
+    level, rates = contrasts.chosen_rates(results)
+    rows = results[results["stage"] == "choose"]
+    ends = study.last(rows)
+    text = (
+        f"Level L is a held-out pass of {level:.3f}. R: rate with the best last held-out pass; K: "
+        "with the least KL at L, among those at which all seeds reach it."
+    )
+    table = [
+        (
+            arm,
+            f"{rates[arm].reward:g}",
+            f"{rates[arm].kl:g}",
+            *_over_rates(ends[ends["arm"] == arm], sorted(set(ends["learning_rate"]))),
+            _unfinished(ends, arm),
+        )
+        for arm in sorted(rates, key=arms.order)
+    ]
+    every = [f"{rate:g}" for rate in sorted(set(ends["learning_rate"]))]
+    head = ("arm", "R", "K", *every, "")
+    return ["## Stage 1: learning rates (last held-out pass)", text, _table(head, table)]
+
+
+def _over_rates(ends: pd.DataFrame, rates: Iterable[float]) -> list[str]:
+    means = ends.groupby("learning_rate")["held_out"].mean()
+    return [f"{means[rate]:.3f}" if rate in means else "" for rate in rates]
+
+
+def _main(results: pd.DataFrame) -> list[str]:
+    found = contrasts.primary(results)
+    rows = [
+        (
+            "log KL at L" if row["endpoint"] == "A" else "pass at equal seconds",
+            row["arm"],
+            row["control"],
+            f"{row['arm_value']:.3f}",
+            f"{row['control_value']:.3f}",
+            f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})",
+            f"{row['n']}",
+            f"{row['p']:.3f}",
+            f"{row['corrected']:.3f}",
+        )
+        for _, row in found.iterrows()
+    ]
+    head = ("endpoint", "arm", "against", "arm's", "control's", "difference", "seeds", "p", "Holm")
+    _, rates = contrasts.chosen_rates(results)
+    own = results[results["stage"] == "main"]
+    at_best = pd.concat(
+        own[(own["arm"] == arm) & (own["learning_rate"] == rate.reward)]
+        for arm, rate in rates.items()
+    )
+    return [
+        "## Stage 2: primary contrasts",
+        _table(head, rows),
+        "## Stage 2: every arm at its R, last evaluation",
+        _arms_table(at_best),
+    ]
+
+
+def _secondary(results: pd.DataFrame, stage: str) -> list[str]:
+    rows = results[results["stage"] == stage]
+    parts = [f"## Stage {STAGES.index(stage) + 1}: {stage}"]
+    for rate, own in rows.groupby("learning_rate"):
+        ends, baseline = study.last(own), BASELINES[stage]
+        reference = ends[ends["arm"] == baseline]
+        if reference.empty:
+            continue
+        parts += [
+            f"Learning rate {rate:g}; held-out pass minus {baseline}'s, paired by seed:",
+            _arms_table(own, study.contrasts(ends, "held_out", reference)),
+        ]
+    return parts
+
+
+def _groups(results: pd.DataFrame) -> list[str]:
+    rows = results[results["stage"] == "groups"]
+    table = []
+    for (size, rate), own in rows.groupby(["group_size", "learning_rate"]):
+        ends = study.last(own)
+        pause = own[own["noise_scale"].notna()].groupby("seed")["noise_scale"].last()
+        table.append(
+            (
+                f"{size}",
+                f"{32 // size}",
+                f"{rate:g}",
+                _interval(mean_interval(ends["held_out"], ends["held_out_n"])),
+                f"{ends['kl_in'].mean():.3f}",
+                f"{ends['seconds'].mean():.0f}",
+                f"{pause.median():.0f}" if len(pause) else "",
+            )
+        )
+    head = ("group size", "groups", "rate", "last held-out pass", "KL", "seconds", "noise scale")
+    return ["## Stage 4: group size at equal samples", _table(head, table)]
+
+
+def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> str:
+    """A row for each arm; every arm at one rate."""
+    table = []
+    for arm in sorted(rows["arm"].unique(), key=arms.order):
+        own = rows[rows["arm"] == arm]
+        ends = study.last(own)
+        line = [
+            arm,
+            _interval(mean_interval(ends["held_out"], ends["held_out_n"])),
+            f"{-ends['other_drop'].mean():+.3f}",
+            f"{ends['kl_in'].mean():.3f}",
+            f"{ends['kl_out'].mean():.3f}",
+            f"{ends['seconds'].mean():.0f}",
+            f"{ends['trainable_params_mean'].mean() / 1000:.0f}",
+            f"{ends['decisions_applied'].mean():.1f}",
+            f"{len(ends)}{_unfinished(rows, arm)}",
+        ]
+        if differences is not None:
+            found = differences[differences["arm"] == arm]
+            line.insert(2, "" if found.empty else _interval(Interval(*found.iloc[0][1:5]), "+"))
+        table.append(tuple(line))
+    head = ["arm", "held-out", "other skills", "KL", "KL on others", "seconds",
+            "mean trainable, 10³", "decisions applied", "seeds"]  # fmt: skip
+    if differences is not None:
+        head.insert(2, "difference")
+    return _table(tuple(head), table)
+
+
+def _unfinished(rows: pd.DataFrame, arm: str) -> str:
+    found = study.unfinished(rows)
+    return f", {found[arm]}" if arm in found else ""
+
+
+def _interval(interval: Interval, sign: str = "") -> str:
+    shown: Callable[[float], str] = lambda value: format(value, f"{sign}.3f")  # noqa: E731
+    return f"{shown(interval.value)} ({shown(interval.low)} to {shown(interval.high)})"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    np.seterr(all="raise", under="ignore")
+    main()
