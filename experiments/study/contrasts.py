@@ -94,6 +94,8 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
     rows = results[results["stage"] == "main"]
     found = []
     for arm, control in CONTRASTS:
+        if not {arm, control} <= rates.keys():
+            continue
         for endpoint in "AB":
             pair = [_values(rows, name, endpoint, level, rates) for name in (arm, control)]
             table = pd.concat(pair, axis=1, keys=["arm", "control"]).dropna()

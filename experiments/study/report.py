@@ -33,9 +33,7 @@ def report(results: pd.DataFrame) -> str:
         results: As ``paper_figures.arms.read_results`` gives it.
     """
     there = set(results["stage"])
-    cells = results.groupby("stage").apply(
-        lambda rows: len(rows[study.CELL].drop_duplicates()), include_groups=False
-    )
+    cells = results[study.CELL].drop_duplicates()["stage"].value_counts()
     counts = ", ".join(f"{stage} {cells[stage]}" for stage in STAGES if stage in there)
     missing = ", ".join(stage for stage in STAGES if stage not in there) or "none"
     parts = [
