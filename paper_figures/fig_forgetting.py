@@ -31,6 +31,10 @@ def collect(source: Path) -> pd.DataFrame:
         raise MissingDataError(
             f"{SOURCE} has one arm alone in stage {stage}: `{arms.COMMAND}` adds more"
         )
+    if rows["seed"].nunique() < 2:
+        raise MissingDataError(
+            f"{SOURCE} has one seed alone in stage {stage}: `{arms.COMMAND}` adds more"
+        )
     levels = np.linspace(rows["held_out"].min(), rows["held_out"].max(), NUM_LEVELS)
     unfinished = study.unfinished(rows)
     parts = []

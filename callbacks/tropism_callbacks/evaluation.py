@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from tropism.evaluation.statistics import Estimate, wilson_interval
+from tropism.evaluation.metrics import TaskScores, baseline_rates
+from tropism.evaluation.statistics import Estimate
 from tropism.measurements import metrics as names
-from tropism.tasks.base import Task
 from tropism.types import Prompt, ScoredCompletion
 from tropism_callbacks.run_folder import Recorder, run_folder
 from tropism_callbacks.tensorboard import log_scalars
@@ -40,7 +40,8 @@ class Evaluation(Callback):
     """
 
     def __init__(self) -> None:
-        self._scored: list[ScoredCompletion] = []
+        self._scores: dict[str, TaskScores] = {}
+        self._prompts: dict[str, list[Prompt]] = {}
         self._base: dict[str, Estimate] = {}
         self._latest: dict[str, Estimate] = {}
         self._baselines: dict[str, dict[str, Estimate]] = {}
@@ -66,21 +67,21 @@ class Evaluation(Callback):
         # Rows of this very rollout count are the evaluation that the checkpoint was taken with.
         self._recorder.rewind(pl_module.rollout + 1)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scored = []
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._begin(pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scored = []
+    def on_test_start(self, trainer: Trainer, pl_module: Any) -> None:
+        self._begin(pl_module)
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
-        self._scored.extend(outputs)
+        self._take(outputs)
 
     def on_test_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
-        self._scored.extend(outputs)
+        self._take(outputs)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._conclude(trainer, pl_module)
@@ -113,29 +114,39 @@ class Evaluation(Callback):
         self._base, self._latest = _rates(state_dict["base"]), _rates(state_dict["latest"])
         self._baselines = {task: _rates(r) for task, r in state_dict["baselines"].items()}
 
+    def _begin(self, module: FineTuning) -> None:
+        tasks = module.evaluated_tasks.items()
+        self._scores = {name: TaskScores(task, module.device) for name, task in tasks}
+        self._prompts = {name: [] for name, _ in tasks}
+
+    def _take(self, scored: Sequence[ScoredCompletion]) -> None:
+        for name, scores in self._scores.items():
+            own = [item for item in scored if item.prompt.task == name]
+            scores.update([item.scores for item in own])
+            self._prompts[name] += [item.prompt for item in own]
+
     def _conclude(self, trainer: Trainer, module: FineTuning) -> None:
-        scored, self._scored = self._scored, []
         rates: dict[str, Estimate] = {}
         scalars: dict[str, float | None] = {}
-        for name, task in module.evaluated_tasks.items():
-            own = [item for item in scored if item.prompt.task == name]
-            rate = pass_rate([item.scores for item in own], task.primary)
+        for name, scores in self._scores.items():
+            rate, means = scores.passed.estimate(), scores.component_means()
             if rate is None:
                 continue
             rates[name] = rate
-            self._baselines[name] = baseline_rates(task, [item.prompt for item in own])
+            task = module.evaluated_tasks[name]
+            self._baselines[name] = baseline_rates(task, self._prompts[name])
             scalars[names.evaluation(name, names.PASS)] = rate.value
             scalars[names.evaluation(name, names.PASS_LOW)] = rate.low
             scalars[names.evaluation(name, names.PASS_HIGH)] = rate.high
-            for component in task.components:
-                judged = [v for item in own if (v := item.scores[component]) is not None]
-                if judged:
-                    scalars[names.evaluation(name, component)] = sum(judged) / len(judged)
+            for component, mean in means.items():
+                scalars[names.evaluation(name, component)] = mean
         if trainer.sanity_checking:
             self._base = rates
         else:
             self._latest = rates
         if self._recorder is not None:
+            model = "model" if trainer.state.fn != "fit" else "tuned"
+            compared = ("difference", "difference_low", "difference_high", "p", "p_corrected")
             rows = [
                 {
                     "benchmark": name,
@@ -148,6 +159,10 @@ class Evaluation(Callback):
                     "k": 1,
                     "temperature": 0.0,
                     "max_tokens": module.sampling.max_new_tokens,
+                    "model": "base" if trainer.sanity_checking else model,
+                    "metric": names.PASS,
+                    "num_samples": 1,
+                    **dict.fromkeys(compared),
                 }
                 for name, rate in rates.items()
             ]
@@ -171,26 +186,6 @@ class Evaluation(Callback):
                 table.add_row(label, name, str(rate.n), f"{rate.value:.3f}", interval)
             table.add_section()
         Console().print(table)
-
-
-def pass_rate(scores: Iterable[Mapping[str, float | None]], primary: str) -> Estimate | None:
-    """Pass rate over the answers that ``primary`` judged, with its 95 % Wilson interval.
-
-    None where it judged none.
-    """
-    judged = [value for score in scores if (value := score[primary]) is not None]
-    if not judged:
-        return None
-    return wilson_interval(sum(value >= 1.0 for value in judged), len(judged))
-
-
-def baseline_rates(task: Task, prompts: Sequence[Prompt]) -> dict[str, Estimate]:
-    """What the task's model-free answers reach on the same prompts."""
-    rates = {
-        name: pass_rate([task.score(p, answer(p)) for p in prompts], task.primary)
-        for name, answer in task.baselines().items()
-    }
-    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _plain(rates: Mapping[str, Estimate]) -> dict[str, Any]:

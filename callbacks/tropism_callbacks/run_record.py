@@ -15,6 +15,7 @@ from tropism.measurements.component_statistics import component_statistics
 from tropism.measurements.disk import explained_disk_full, require_writable
 from tropism.measurements.records import TABLES
 from tropism.provenance import RunFile, collect
+from tropism.tasks.optional import data_sources
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.run_folder import Recorder, Summarized, run_folder
 from tropism_callbacks.tensorboard import log_scalars
@@ -63,7 +64,10 @@ class RunRecord(Callback, StepObserver):
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.is_global_zero:
-            self._file.update(model_source=pl_module.policy.provenance)
+            self._file.update(
+                model_source=pl_module.policy.provenance,
+                data=data_sources(pl_module.evaluated_tasks.values()),
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._steps.rewind(pl_module.rollout)
@@ -115,9 +119,9 @@ class RunRecord(Callback, StepObserver):
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         summary = self._progress(trainer, pl_module)
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, Summarized):
-                summary.update(callback.summary())
+        for part in (*trainer.callbacks, trainer.datamodule):  # type: ignore[attr-defined]
+            if isinstance(part, Summarized):
+                summary.update(part.summary())
         if trainer.is_global_zero:
             with explained_disk_full(run_folder(trainer)):
                 self._file.finish(summary)

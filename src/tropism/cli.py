@@ -1,8 +1,9 @@
-"""The command line: ``tropism fit|validate|test --config x.yaml``, ``chat`` and ``matched``.
+"""The command line: ``tropism fit|validate|test``, ``chat``, ``matched`` and ``difficulty``.
 
 fit, validate and test are Lightning CLI: every constructor argument is a setting, classes are
 chosen by ``class_path``, a misspelt key fails while parsing, ``--print_config`` prints a complete
 config, and ``callbacks+:`` adds to the default callbacks (one of the same class replaces it).
+test runs the benchmarks of ``suite``, with any number of models.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 from lightning import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
+from tropism.evaluation.benchmarks import Suite
 from tropism.matched import main as matched
+from tropism.measure_difficulty import main as measure_difficulty
 from tropism.measurements.disk import require_writable
 
 # By name: the callbacks package stands above this one and is never imported from here.
@@ -80,6 +83,9 @@ class TropismCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.set_defaults(TRAINER_DEFAULTS)
+        parser.add_argument(
+            "--suite", type=Suite, default=Suite(), help="What `tropism test` asks, and of whom."
+        )
         parser.link_arguments("model.init_args.group_size", "data.init_args.group_size")
         parser.link_arguments("seed_everything", "model.init_args.seed", compute_fn=_seed)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=_seed)
@@ -104,6 +110,28 @@ class TropismCLI(LightningCLI):
             }
         if self.subcommand == "fit" and config.get("ckpt_path"):
             _stay_in_the_run(config.trainer.logger, Path(str(config.ckpt_path)))
+        if self.subcommand == "test":
+            _stay_in_one_folder(config.trainer.logger)
+
+    def test(
+        self, model: Any, datamodule: Any = None, ckpt_path: str | None = None, **_: Any
+    ) -> None:
+        """Runs ``suite``, in place of Lightning's own loop over one model."""
+        from tropism.evaluation.command import run_test
+
+        run_test(
+            self._get(self.config_init, "suite"),
+            model,
+            trainer=self.trainer,
+            data=datamodule,
+            ckpt_path=ckpt_path,
+        )
+        self._parser("test").save(
+            self.config["test"],
+            str(Path(str(self.trainer.log_dir)) / "config.yaml"),
+            skip_none=False,
+            overwrite=True,
+        )
 
 
 def _stay_in_the_run(logger: Any, checkpoint: Path) -> None:
@@ -117,6 +145,14 @@ def _stay_in_the_run(logger: Any, checkpoint: Path) -> None:
         place = {"save_dir": str(run.parent.parent), "name": run.parent.name, "version": run.name}
         for name, value in place.items():
             logger["init_args"][name] = value
+
+
+def _stay_in_one_folder(logger: Any) -> None:
+    """A suite goes on in the folder in which the same command wrote before: ``test``."""
+    if isinstance(logger, list) or "TensorBoardLogger" not in logger["class_path"]:
+        return
+    if logger["init_args"].get("version") is None:
+        logger["init_args"]["version"] = "test"
 
 
 def _last_of_each_class(callbacks: list[Any]) -> list[Any]:
@@ -180,6 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
     if given[:1] == ["matched"]:
         matched(given[1:], read_config)
+        return
+    if given[:1] == ["difficulty"]:
+        measure_difficulty(given[1:], lambda settings: _cli(TropismCLI, settings, run=False))
         return
     _cli(TropismCLI, None if arguments is None else given)
 

@@ -10,16 +10,20 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, get_args
 
 import lightning as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
-from tropism.mixing import Epochs, normalised_shares, quota, quota_order
+from tropism.decontamination import Decontaminate
+from tropism.difficulty import Difficulty
+from tropism.mixing import normalised_shares, quota, quota_order
 from tropism.rollout_loader import PromptBatches, RolloutLoader
 from tropism.tasks.base import Split, Task
 from tropism.tasks.splits import NotEnoughPromptsError
+from tropism.training_prompts import TrainingPrompts
 from tropism.types import Prompt
 
 MAX_DEFAULT_TRAIN_PROMPTS = 8192
@@ -47,6 +51,10 @@ class PromptDataModule(L.LightningDataModule):
             trained on: what training does to them. Reward weights know nothing of them.
         num_out_of_domain_prompts: Held-out prompts of all of these together, in equal shares; as
             many in validation as in test.
+        difficulty: Which prompts are trained on and in which order, by the pass rates of the
+            starting policy; null: all of them, in an order by chance.
+        decontaminate: What happens to training prompts that share text with a held-out prompt
+            (``tropism.decontamination``): ``drop`` them, only ``warn``, or ``off``.
 
     Raises:
         ValueError: A setting that cannot work; the message names it and what would.
@@ -68,6 +76,8 @@ class PromptDataModule(L.LightningDataModule):
         num_workers: int = 0,
         out_of_domain_tasks: list[Task] | None = None,
         num_out_of_domain_prompts: int = 128,
+        difficulty: Difficulty | None = None,
+        decontaminate: Decontaminate = "drop",
     ) -> None:
         super().__init__()
         _check_batch(batch_size, group_size)
@@ -107,14 +117,43 @@ class PromptDataModule(L.LightningDataModule):
             normalised_shares(others, None), num_out_of_domain_prompts if others else 0
         )
         self.num_workers = num_workers
+        self.difficulty = difficulty
+        if decontaminate not in get_args(Decontaminate):
+            raise ValueError(
+                f"decontaminate={decontaminate!r}: choose from {list(get_args(Decontaminate))}."
+            )
+        self.decontaminate = decontaminate
         self._prompts: dict[Split, dict[str, list[Prompt]]] = {}
+        self._training: TrainingPrompts | None = None  # what is left of _prompts["train"]
+        self._held_out_elsewhere: dict[str, Sequence[Prompt]] = {}
+        self._summary: dict[str, Any] = {}
 
     def setup(self, stage: str | None = None) -> None:
         """Draw the prompts of all splits, once, and check that no two splits share any.
 
+        Before training, choose what is trained on: nothing that is contaminated, and of the rest
+        what ``difficulty`` keeps.
+
         Raises:
             ValueError: A task has too few prompts, or breaks the contract of ``Task.prompts``.
         """
+        self._draw_all(stage)
+        if stage in (None, "fit") and self._training is None:
+            self._training = TrainingPrompts(
+                self._prompts["train"], self.tasks, self._most_per_rollout(), self.seed
+            )
+            held_out = {
+                f"{split} of {name}": pool
+                for split, pools in self._prompts.items()
+                if split != "train"
+                for name, pool in pools.items()
+            }
+            places = {**held_out, **self._held_out_elsewhere}
+            self._training.decontaminate(places, self.decontaminate)
+            if self.difficulty is not None:
+                self._select(self._training, self.difficulty)
+
+    def _draw_all(self, stage: str | None) -> None:
         if not self._prompts:
             prompts: dict[Split, dict[str, list[Prompt]]] = {
                 "train": self._draw_train(),
@@ -140,10 +179,7 @@ class PromptDataModule(L.LightningDataModule):
                 "seed": self.seed,
                 "prompts_per_rollout": self.prompts_per_rollout,
                 "mix": self.shares,
-                **{
-                    f"num_train_prompts of {name}": len(prompts)
-                    for name, prompts in self._prompts["train"].items()
-                },
+                **self._chosen().identity(),
             },
             num_workers=self.num_workers,
             num_processed=self._num_processed,
@@ -180,30 +216,49 @@ class PromptDataModule(L.LightningDataModule):
         Raises:
             ValueError: Too few of a task's prompts are left for one rollout.
         """
-        kept = {
-            name: [prompt for prompt in pool if prompt.id in ids]
-            for name, pool in self._prompts["train"].items()
+        self._chosen().keep(
+            dict.fromkeys(self._prompts["train"], ids),
+            "with a trace",
+            "Raise num_train_prompts, give more traces, or lower batch_size.",
+        )
+
+    def hold_out(self, places: Mapping[str, Sequence[Prompt]]) -> None:
+        """Treat these prompts as held out too: none that shares text with one is trained on.
+
+        For benchmarks that are asked later. Before the first batch; before ``setup`` too, and what
+        is known then counts when prompts are chosen.
+
+        Args:
+            places: How they are called in the warning -> prompts.
+
+        Raises:
+            ValueError: Too few of a task's prompts are left for one rollout.
+        """
+        if self._training is None:
+            self._held_out_elsewhere.update(places)
+        else:
+            self._training.decontaminate(places, self.decontaminate)
+
+    def summary(self) -> dict[str, Any]:
+        """For ``run.json``: how many prompts are trained on, how many were left out and why."""
+        return {
+            "training_prompts": {
+                "decontaminate": self.decontaminate,
+                **self._chosen().left_out,
+                **self._summary,
+                "kept": {name: len(pool) for name, pool in self._prompts["train"].items()},
+            }
         }
-        most = self._most_per_rollout()
-        for name, pool in kept.items():
-            if len(pool) < most[name]:
-                raise ValueError(
-                    f"task {name!r} has {len(pool)} training prompts with a trace; one rollout "
-                    f"takes {most[name]} of it and holds none twice. Raise num_train_prompts, "
-                    "give more traces, or lower batch_size."
-                )
-        self._prompts["train"] = kept
 
     def schedule(self) -> list[list[Prompt]]:
         """The prompts of rollouts 0 to ``num_rollouts`` - 1; no rollout has a prompt twice."""
-        pools = self._prompts["train"]
         names = quota_order(self.shares)
-        drawn = {name: Epochs(pool, f"{self.seed}/{name}") for name, pool in pools.items()}
+        drawn = {name: self._chosen().epochs(name) for name in self._prompts["train"]}
         batches = []
-        for _ in range(self.num_rollouts):
+        for rollout in range(self.num_rollouts):
             batch: list[Prompt] = []
             for name in islice(names, self.prompts_per_rollout):
-                batch.append(drawn[name].draw(avoid=batch))
+                batch.append(drawn[name].draw(avoid=batch, rollout=rollout))
             batches.append(batch)
         return batches
 
@@ -212,6 +267,28 @@ class PromptDataModule(L.LightningDataModule):
     ) -> Any:
         """Prompts are text: they stay as they are."""
         return batch
+
+    # -- choosing -----------------------------------------------------------------------------
+
+    def _chosen(self) -> TrainingPrompts:
+        assert self._training is not None, "setup('fit') comes first"
+        return self._training
+
+    def _select(self, training: TrainingPrompts, difficulty: Difficulty) -> None:
+        header = training.select(difficulty)
+        self._summary["difficulty"] = {
+            "file": difficulty.file,
+            **{key: header[key] for key in ("model", "sampling", "num_samples")},
+        }
+        module = None if self.trainer is None else self.trainer.lightning_module
+        settings = getattr(module, "model_settings", None)
+        for setting in () if settings is None else ("name", "revision", "adapter"):
+            then, now = header["model"][setting], getattr(settings, setting)
+            if then != now:
+                rank_zero_warn(
+                    f"data.difficulty: the pass rates are of model.{setting}={then!r}, and the run "
+                    f"starts from {now!r}; what is easy for one may be hard for the other."
+                )
 
     # -- drawing ------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ and checkpoints are here; a subclass is one way to make a rollout batch and to l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -26,6 +26,7 @@ from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine, check_context
 from tropism.scoring import score_rollouts
 from tropism.tasks.base import Task
+from tropism.tasks.extra import ExtraReward, carry
 from tropism.types import GenerationProgress, Prompt, RolloutBatch, ScoredCompletion, StepObserver
 from tropism.update import NonFiniteError
 
@@ -41,6 +42,7 @@ class FineTuning(L.LightningModule):
         sampling: How completions are drawn.
         optimizer: AdamW and its schedule.
         reward_weights: component (or ``task.component``) -> weight; null means 1 for each.
+        extra_rewards: Components that every task carries besides its own (``tropism.shaping``).
         engine: Where completions come from; the trainer's own modules where null.
         max_tokens_per_microbatch: Tokens of one training forward; bounds memory.
         seed: Keys whatever is drawn.
@@ -56,6 +58,7 @@ class FineTuning(L.LightningModule):
         sampling: Sampling,
         optimizer: AdamW,
         reward_weights: dict[str, float] | None,
+        extra_rewards: Sequence[ExtraReward] | None,
         engine: RolloutEngine | None,
         max_tokens_per_microbatch: int,
         seed: int,
@@ -71,6 +74,7 @@ class FineTuning(L.LightningModule):
         self.group_size, self.sampling = group_size, sampling
         self.optimizer_settings = optimizer
         self.reward_weights = reward_weights
+        self.extra_rewards = tuple(extra_rewards or ())
         self.engine: RolloutEngine = engine if engine is not None else TransformersEngine()
         self.max_tokens_per_microbatch = max_tokens_per_microbatch
         self.seed = seed
@@ -99,8 +103,8 @@ class FineTuning(L.LightningModule):
     def setup(self, stage: str) -> None:
         _check_trainer(self.trainer)
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        self.tasks = {task.name: task for task in data.tasks}
-        self.out_of_domain_tasks = {task.name: task for task in data.out_of_domain_tasks}
+        self.tasks = carry(data.tasks, self.extra_rewards)
+        self.out_of_domain_tasks = carry(data.out_of_domain_tasks, self.extra_rewards)
         if not hasattr(self, "rewards"):
             self.rewards = Rewards(self.reward_weights, tasks=self.tasks)
 
@@ -123,6 +127,12 @@ class FineTuning(L.LightningModule):
                 self.policy.sites, self.policy.lora_layer, max_rank=self.lora.rank
             )
         self.engine.bind(self.policy)
+        in_trainer = self._trainer is not None
+        for reward in self.extra_rewards:
+            reward.prepare(
+                max_new_tokens=self.sampling.max_new_tokens,
+                device=self.trainer.strategy.root_device if in_trainer else self.device,
+            )
 
     def num_updates_per_rollout(self) -> int:
         """Optimizer steps on one rollout batch."""

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from typing import Literal
 
 from tropism.types import Prompt
+
+Curriculum = Literal["none", "easy_first", "hard_first", "mixed_first"]
+
+CURRICULA: Mapping[Curriculum, Callable[[float], float]] = {
+    "none": lambda rate: 0.0,
+    "easy_first": lambda rate: -rate,
+    "hard_first": lambda rate: rate,
+    "mixed_first": lambda rate: abs(rate - 0.5),
+}
+"""What prompts are ordered by, lowest first, as a function of their pass rate in [0, 1]."""
 
 
 class Epochs:
@@ -18,14 +29,61 @@ class Epochs:
         self._epoch = count()
         self._left: list[Prompt] = []
 
-    def draw(self, avoid: Sequence[Prompt]) -> Prompt:
-        """The next prompt; where an epoch begins, those of ``avoid`` come later in it."""
+    def draw(self, avoid: Sequence[Prompt], rollout: int) -> Prompt:
+        """The next prompt, for ``rollout``.
+
+        Where an epoch begins, those of ``avoid``, which the rollout has already, come later in it.
+        """
         if not self._left:
             self._left = list(self._pool)
             random.Random(f"{self._key}/{next(self._epoch)}").shuffle(self._left)
             taken = {prompt.id for prompt in avoid}
             self._left.sort(key=lambda prompt: prompt.id not in taken)  # popped from the end
         return self._left.pop()
+
+
+class OrderedEpochs(Epochs):
+    """Each epoch is a permutation in the order of a curriculum, which may fade.
+
+    Args:
+        pool: The prompts.
+        key: Of the ties' order and of the fade.
+        rates: Prompt id -> pass rate in [0, 1].
+        curriculum: The order.
+        fade_rollouts: Over so many rollouts the order fades into chance; null: it never does.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[Prompt],
+        key: str,
+        *,
+        rates: Mapping[str, float],
+        curriculum: Curriculum,
+        fade_rollouts: int | None,
+    ) -> None:
+        super().__init__(pool, key)
+        self._rates, self._order_by = rates, CURRICULA[curriculum]
+        self._fade_rollouts = fade_rollouts
+        self._random = random.Random()
+        self._began_in = 0  # rollout of the epoch's first prompt, which may hold some of the last
+
+    def draw(self, avoid: Sequence[Prompt], rollout: int) -> Prompt:
+        if not self._left:
+            self._random = random.Random(f"{self._key}/{next(self._epoch)}")
+            self._left = list(self._pool)
+            self._random.shuffle(self._left)
+            self._left.sort(key=lambda prompt: self._order_by(self._rates[prompt.id]))
+            self._began_in = rollout
+        places: Sequence[int] = range(len(self._left))
+        if rollout == self._began_in:
+            taken = {prompt.id for prompt in avoid}
+            places = [i for i in places if self._left[i].id not in taken]
+        is_in_order = self._random.random() < self._strength(rollout)
+        return self._left.pop(places[0] if is_in_order else self._random.choice(places))
+
+    def _strength(self, rollout: int) -> float:
+        return 1.0 if self._fade_rollouts is None else 1.0 - rollout / self._fade_rollouts
 
 
 def quota_order(shares: Mapping[str, float]) -> Iterator[str]:

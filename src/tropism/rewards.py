@@ -122,7 +122,7 @@ class Rewards:
         if state.keys() != self._weights.keys():
             raise ValueError(
                 f"saved reward weights are of {sorted(state)}, this run's components are "
-                f"{sorted(self._weights)}; resume with the tasks of the saved run."
+                f"{sorted(self._weights)}; resume with the tasks and extra_rewards of that run."
             )
         self._weights = {name: _finite(name, weight) for name, weight in state.items()}
 

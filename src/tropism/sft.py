@@ -30,6 +30,7 @@ from tropism.optimization import AdamW
 from tropism.rollouts.collate import training_batches
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.scoring import component_tensors, score_rollouts
+from tropism.tasks.extra import ExtraReward
 from tropism.timing import timed
 from tropism.traces import (
     Gold,
@@ -60,6 +61,7 @@ class SFT(FineTuning):
             ``sequences`` of their own means.
         optimizer: AdamW and its schedule.
         reward_weights: As for GRPO; they weigh what the traces score, and train nothing.
+        extra_rewards: Components that every task carries besides its own (``tropism.shaping``).
         engine: Where completions come from; the trainer's own modules where null.
         max_tokens_per_microbatch: Tokens of one training forward; bounds memory.
         seed: Keys which trace of a prompt is taken; the CLI takes it from ``seed_everything``.
@@ -75,6 +77,7 @@ class SFT(FineTuning):
         normalization: Literal["tokens", "sequences"] = "tokens",
         optimizer: AdamW = AdamW(),
         reward_weights: dict[str, float] | None = None,
+        extra_rewards: list[ExtraReward] | None = None,
         engine: RolloutEngine | None = None,
         max_tokens_per_microbatch: int = 2048,
         seed: int = 0,
@@ -97,6 +100,7 @@ class SFT(FineTuning):
             sampling=sampling,
             optimizer=optimizer,
             reward_weights=reward_weights,
+            extra_rewards=extra_rewards,
             engine=engine,
             max_tokens_per_microbatch=max_tokens_per_microbatch,
             seed=seed,

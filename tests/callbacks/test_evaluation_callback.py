@@ -11,20 +11,11 @@ import pytest
 
 from tropism.measurements import records
 from tropism_callbacks import Checkpoint, Evaluation, RunRecord
-from tropism_callbacks.evaluation import pass_rate
 
 # The stand-in is right for prompts 0..rollout of 6: 1 before training, 5 after 4 rollouts.
 # Wilson's interval of 1 of 6 and of 5 of 6 (Wilson 1927), to four digits.
 BASE = pytest.approx([0.0301, 0.5635], abs=1e-4)
 TUNED = pytest.approx([0.4365, 0.9699], abs=1e-4)
-
-
-def test_pass_rate_leaves_out_abstentions() -> None:
-    scores = [{"right": 1.0}, {"right": None}, {"right": 0.0}, {"right": 0.0}]
-    rate = pass_rate(scores, "right")
-    assert rate is not None
-    assert (rate.n, rate.value) == (3, pytest.approx(1 / 3))
-    assert pass_rate([{"right": None}], "right") is None
 
 
 def test_first_and_last_rows(make_run: Callable[..., Any]) -> None:
@@ -37,6 +28,7 @@ def test_first_and_last_rows(make_run: Callable[..., Any]) -> None:
     assert rows.loc[0, ["ci_low", "ci_high"]].tolist() == BASE
     assert rows.loc[1, ["ci_low", "ci_high"]].tolist() == TUNED
     assert rows[["k", "temperature", "max_tokens"]].to_numpy().tolist() == [[1, 0.0, 6]] * 2
+    assert rows[["model", "metric"]].to_numpy().tolist() == [["base", "pass"], ["tuned", "pass"]]
 
 
 def test_rows_between(make_run: Callable[..., Any]) -> None:

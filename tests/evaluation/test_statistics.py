@@ -8,6 +8,7 @@ import pytest
 
 from tropism.evaluation.statistics import (
     Estimate,
+    holm,
     mean_interval,
     paired_permutation_test,
     wilson_interval,
@@ -169,3 +170,26 @@ def test_permutation_refuses() -> None:
         paired_permutation_test([1.0], [0.0])
     with pytest.raises(ValueError, match="shape"):
         paired_permutation_test([], [])
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.005, 0.01, 0.03, 0.04 times 4, 3, 2, 1: 0.02, 0.03, 0.06, 0.04, which may not fall.
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.4, 0.9]) == [0.8, 0.9]
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+    assert holm([0.04]) == [0.04]
+    assert holm([]) == []
+
+
+def test_holm_keeps_the_order_and_depends_on_the_family() -> None:
+    values = [0.2, 0.001, 0.05]
+    assert np.argsort(holm(values)).tolist() == np.argsort(values).tolist()
+    assert holm(values)[1] == pytest.approx(0.003)
+    assert holm([*values, 1.0])[1] == pytest.approx(0.004)
+    assert all(corrected >= p for corrected, p in zip(holm(values), values, strict=True))
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_holm_refuses_what_is_no_probability(value: float) -> None:
+    with pytest.raises(ValueError, match="p_values="):
+        holm([0.5, value])

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from tropism.tasks.reasoning import (
-    REFUSED,
-    SEVERAL_ANSWERS,
-    Reasoning,
-    extract_answer,
-    same_answer,
-)
+from tropism.tasks.final_answer import extract_answer, same_answer
+from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.reasoning import INSTRUCTION, REFUSED, SEVERAL_ANSWERS, Reasoning
 from tropism.tasks.splits import NotEnoughPromptsError
 from tropism.types import Prompt
 
@@ -214,3 +210,60 @@ def test_own_scorers_give_full_marks_to_gold_alone(
                 continue
             assert task.score(prompt, f"Answer: {text}")["accuracy"] == 0.0, text
     assert not list(tmp_path.iterdir())
+
+
+def test_with_tags_the_answer_block_alone_is_judged() -> None:
+    plain = Reasoning("chain_sum", ONE_DIGIT)
+    task = Reasoning("chain_sum", ONE_DIGIT, prompt_format=PromptFormat(style="tags"))
+    prompt, other = (one.prompts("train", 1, seed=0)[0] for one in (task, plain))
+    assert prompt.id == other.id  # the same question, put in another way
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+    assert INSTRUCTION not in prompt.messages[1]["content"]
+    assert task.components == ("accuracy", "format", "tag_count")
+    assert plain.components == ("format", "accuracy")
+
+    gold = prompt.columns["answer"]
+    right = {"accuracy": 1.0, "format": 1.0, "tag_count": 1.0}
+    assert task.score(prompt, task.gold(prompt)) == right
+    block = "<think>\nx\n</think>\n<answer>\n{}\n</answer>".format
+    assert task.score(prompt, block("99999")) == {**right, "accuracy": 0.0}
+    assert task.score(prompt, block(f"{gold} or 99999"))["accuracy"] == 0.0
+    assert task.score(prompt, block(f"{gold}\n99999"))["accuracy"] == 0.0
+    assert task.score(prompt, block(f"Answer: {gold}"))["accuracy"] == 0.0
+    # The outcome counts without the whole form.
+    scores = task.score(prompt, f"It is <answer>{gold}</answer>")
+    assert scores == {"accuracy": 1.0, "format": 0.0, "tag_count": 0.5}
+    nothing = {"accuracy": 0.0, "format": 0.0, "tag_count": 0.0}
+    assert task.score(prompt, f"Answer: {gold}") == nothing
+    assert task.score(prompt, "") == nothing
+
+
+def test_raw_prompts_are_answered_by_the_first_line() -> None:
+    task = Reasoning("chain_sum", ONE_DIGIT, prompt_format=PromptFormat(style="raw"))
+    prompt = task.prompts("train", 1, seed=0)[0]
+    assert prompt.text.startswith("Question: ")
+    assert prompt.text.endswith("\nAnswer:")
+    gold = prompt.columns["answer"]
+    assert task.gold(prompt) == f" {gold}"
+    assert task.score(prompt, f" {gold}\nQuestion: and then?") == {"accuracy": 1.0}
+    assert task.score(prompt, f" 99999\n{gold}") == {"accuracy": 0.0}
+    assert task.score(prompt, f" {gold} or 99999") == {"accuracy": 0.0}
+    assert task.score(prompt, "\n") == {"accuracy": 0.0}
+
+
+def test_grids_keep_their_lines_in_every_prompt_format() -> None:
+    gold = "1 2\n3 4"
+    prompt = Prompt(id="p", task="chain_sum", text="?", columns={"answer": gold})
+    for style in ("chat", "tags", "raw"):
+        task = Reasoning("chain_sum", prompt_format=PromptFormat(style=style))
+        assert task.score(prompt, task.gold(prompt))["accuracy"] == 1.0, style
+        assert task.score(prompt, task.gold(prompt).replace("4", "5"))["accuracy"] == 0.0, style
+    assert task.score(prompt, f" {gold}\n\nQuestion: another")["accuracy"] == 1.0
+
+
+def test_a_system_message_leaves_the_rest_as_it_is() -> None:
+    task = Reasoning("chain_sum", ONE_DIGIT, prompt_format=PromptFormat(system="Be brief."))
+    prompt = task.prompts("train", 1, seed=0)[0]
+    assert prompt.messages[0] == {"role": "system", "content": "Be brief."}
+    assert prompt.messages[1]["content"].endswith(INSTRUCTION)
+    assert task.score(prompt, task.gold(prompt)) == {"format": 1.0, "accuracy": 1.0}

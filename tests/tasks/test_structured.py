@@ -1,5 +1,6 @@
 """Structured output: disjoint splits, strict scoring, and the ways to cheat that must not pay."""
 
+import hashlib
 import json
 from itertools import combinations
 
@@ -7,9 +8,10 @@ import pytest
 
 from tropism.tasks import structured
 from tropism.tasks.splits import NotEnoughPromptsError
-from tropism.tasks.structured import TIERS, StructuredOutput, Tier
+from tropism.tasks.structured import StructuredOutput
 from tropism.tasks.structured_prompts import STYLES
 from tropism.tasks.structured_schema import Field, json_schema
+from tropism.tasks.structured_tiers import TIERS, Tier
 from tropism.tasks.structured_vocabulary import THEMES, Theme
 from tropism.types import Prompt
 
@@ -266,7 +268,7 @@ def test_prompts_depend_on_the_seed_alone_and_extend() -> None:
     assert len(other & {prompt.id for prompt in prompts}) < 5
 
 
-@pytest.mark.parametrize("tier", range(len(TIERS)))
+@pytest.mark.parametrize("tier", range(3))
 def test_tiers_have_the_fields_that_they_promise(tier: int) -> None:
     fewest, most = TIERS[tier].num_fields
     seen = set()
@@ -286,7 +288,7 @@ def test_tiers_have_the_fields_that_they_promise(tier: int) -> None:
     assert seen == (flat | {"enum", "array", "object"} if tier == 2 else flat)
 
 
-@pytest.mark.parametrize("tier", range(len(TIERS)))
+@pytest.mark.parametrize("tier", range(3))
 @pytest.mark.parametrize("baseline", ["constant", "schema_echo", "schema_echo_json"])
 def test_no_baseline_passes(tier: int, baseline: str) -> None:
     task = StructuredOutput(tier)
@@ -297,8 +299,32 @@ def test_no_baseline_passes(tier: int, baseline: str) -> None:
         assert {score["keys"] for score in scores} == {score["types"] for score in scores} == {1.0}
 
 
+@pytest.mark.parametrize(
+    ("tier", "digest"),
+    [(0, "72ff1357d3e24aa9"), (1, "e2dcde021802acfd"), (2, "5819cb6a8b90046a")],
+)
+def test_prompts_golds_and_scores_of_the_plain_tiers_never_change(tier: int, digest: str) -> None:
+    """Published figures rest on them: a new digest asks for new figures."""
+    task = StructuredOutput(tier)
+    columns = ("schema", "block", "format", "style", "entity", "row_hash")
+    found = hashlib.sha256()
+    for p in task.prompts("train", 150, seed=0):
+        gold = task.gold(p)
+        assert gold is not None
+        echoes = [dict(task.score(p, answer(p))) for answer in task.baselines().values()]
+        row = [p.id, p.task, p.messages, {key: p.columns[key] for key in columns}, gold]
+        found.update(json.dumps([*row, dict(task.score(p, gold)), echoes]).encode())
+    assert found.hexdigest()[:16] == digest
+
+
 def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"tier=7: choose from 0 to 2"):
+    with pytest.raises(ValueError, match=r"formats=\('toml',\): name each once"):
+        StructuredOutput(formats=("toml",))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"formats=\(\)"):
+        StructuredOutput(formats=())
+    with pytest.raises(ValueError, match="primary='keys': choose from"):
+        StructuredOutput(primary="keys")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"tier=7: choose from 0 to 4"):
         StructuredOutput(tier=7)
     with pytest.raises(ValueError, match="split='dev'"):
         StructuredOutput().prompts("dev", 1, seed=0)

@@ -158,6 +158,26 @@ def paired_permutation_test(
     )
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979) of the p-values of one family, in the order given.
+
+    The smallest is multiplied by their number m, the next by m - 1, and so on; none may fall below
+    one before it, or rise above 1. At level alpha the chance of any false alarm is at most alpha,
+    however the tests depend on each other.
+
+    Raises:
+        ValueError: A value that is no probability.
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    if not ((values >= 0) & (values <= 1)).all():  # NaN fails both
+        raise ValueError(f"p_values={list(p_values)}: give numbers from 0 to 1.")
+    order = np.argsort(values, kind="stable")
+    steps = values[order] * np.arange(len(order), 0, -1)
+    corrected = np.empty(len(order))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return [float(value) for value in corrected]
+
+
 def _finite(values: ArrayLike, name: str) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0:

@@ -116,6 +116,11 @@ def evaluation(task: str, name: str) -> str:
     return f"eval/{task}/{name}"
 
 
+def benchmark(name: str, metric: str, model: str) -> str:
+    """One metric of a model on a benchmark of ``tropism test``, over the model's rollouts."""
+    return f"test/{name}/{metric.replace('@', '_at_')}/{model}"
+
+
 def drift(task: str, direction: str) -> str:
     """KL between the starting policy and the tuned one: ``forward`` or ``reverse``."""
     return f"drift/{task}/{direction}_kl"

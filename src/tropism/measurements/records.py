@@ -71,6 +71,27 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "k",
         "temperature",
         "max_tokens",
+        "model",
+        "metric",
+        "num_samples",
+        "difference",
+        "difference_low",
+        "difference_high",
+        "p",
+        "p_corrected",
+    ),
+    "eval_samples": (
+        "key",
+        "model",
+        "benchmark",
+        "mode",
+        "prompt_id",
+        "prompt_sha",
+        "verdicts",
+        "answers",
+        "texts",
+        "num_tokens",
+        "is_cut",
     ),
     "kl_drift": (
         "task",
@@ -148,6 +169,21 @@ class RecordTable:
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write("".join(lines))
 
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every whole row as it was written, nothing where there is no file yet."""
+        if self.path.exists():
+            yield from map(json.loads, _lines(self.path))
+
+    def mend(self) -> None:
+        """Cut off a last row that a killed process left torn: the next one is appended to it."""
+        if not self.path.exists():
+            return
+        with self.path.open("r+b") as file:
+            whole = 0
+            for line in file:
+                whole += len(line) if line.endswith(b"\n") else 0
+            file.truncate(whole)
+
     def truncate(self, rollout: int) -> None:
         """Keep the rows of rollouts before ``rollout``: a resumed run writes the others again."""
         if not self.path.exists():
@@ -177,9 +213,7 @@ def read(run_folder: str | Path, table: str) -> pd.DataFrame:
 
     source = RecordTable(run_folder, table)
     columns = ["schema", "rollout", "step", *TABLES[table]]
-    if not source.path.exists():
-        return pd.DataFrame(columns=columns)
-    rows = [json.loads(line) for line in _lines(source.path)]
+    rows = list(source.rows())
     versions = {row["schema"] for row in rows} - {SCHEMA_VERSION}
     if versions:
         raise ValueError(

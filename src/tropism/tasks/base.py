@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from tropism.types import Prompt
 
 Split = Literal["train", "validation", "test"]
 Scores = Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Continuations of a prompt, one of which is right; compared by their log-likelihoods.
+
+    Args:
+        texts: What would follow the prompt, a leading blank included where there would be one.
+        gold: Index of the right one.
+    """
+
+    texts: tuple[str, ...]
+    gold: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gold < len(self.texts) or not all(self.texts):
+            raise ValueError(
+                f"texts={self.texts}, gold={self.gold}: give texts that are not empty, and the "
+                "index of one of them."
+            )
 
 
 class Task(ABC):
@@ -48,6 +69,10 @@ class Task(ABC):
 
     def gold(self, prompt: Prompt) -> str | None:
         """A right answer as a model is to write it, for SFT; None where the task knows none."""
+        return None
+
+    def options(self, prompt: Prompt) -> Options | None:
+        """The answers to choose from, for scoring by log-likelihood; None where there are none."""
         return None
 
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:

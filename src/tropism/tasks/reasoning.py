@@ -16,15 +16,14 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from decimal import Decimal
 from functools import cached_property
 from typing import Any, ClassVar
 
 from tropism.tasks.base import Scores, Split, Task
+from tropism.tasks.final_answer import extract_answer, one_answer, same_answer
+from tropism.tasks.prompt_format import PromptFormat
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
 from tropism.types import Prompt
 
@@ -73,30 +72,35 @@ SEVERAL_ANSWERS = frozenset(
 """Data sets whose questions have several right answers, and whose ``score_answer`` is safe."""
 
 INSTRUCTION = "End with one line: Answer: <your answer>"
-MAX_ANSWER_CHARACTERS = 2_000
 _PATIENCE = 2_000
 """So many questions without a new one for the split (a tenth of all, or more) mean that there is
 none left."""
-_MARKER = re.compile(r"^[ \t]*answer:", re.IGNORECASE | re.MULTILINE)
-_NUMBER = re.compile(r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
 
 class Reasoning(Task):
     """One data set of Reasoning Gym.
 
-    Components: ``format`` (exactly one ``Answer:`` line, with the answer and nothing after it) and
-    ``accuracy`` (that answer is right; 0 without the format).
+    Components: ``accuracy`` (the one answer is right) and those of the prompt format. Where the
+    answer stands is up to that:
+
+        chat   behind the one ``Answer:`` line, which the question asks for, with nothing after it;
+               ``format`` says whether there is one
+        tags   in the answer block, alone
+        raw    the first line, as behind the ``Answer:`` that ends the default template (base models
+               go on with questions of their own)
 
     Args:
         dataset: A data set of reasoning-gym that is not in ``REFUSED``.
         config: Its configuration, without ``seed`` and ``size``, which are set from the split.
         name: Identifies the task in records and metrics; the data set's name by default.
+        prompt_format: How questions are put; chat without a system message where null.
 
     Raises:
         ValueError: Unknown or refused data set; a configuration that it does not accept.
     """
 
-    components: ClassVar[tuple[str, ...]] = ("format", "accuracy")
+    # By instance, where other tasks have them by class.
+    components: tuple[str, ...]  # type: ignore[misc]
     primary: ClassVar[str] = "accuracy"
 
     def __init__(
@@ -104,10 +108,15 @@ class Reasoning(Task):
         dataset: str = "chain_sum",
         config: dict[str, Any] | None = None,
         name: str | None = None,
+        prompt_format: PromptFormat | None = None,
     ) -> None:
         self.dataset = dataset
         self.config = dict(config or {})
         self.name = name or dataset
+        self.prompt_format = PromptFormat() if prompt_format is None else prompt_format
+        self._has_line = self.prompt_format.style == "chat"
+        own = ("format", "accuracy") if self._has_line else ("accuracy",)
+        self.components = (*own, *self.prompt_format.components)
         self._check()
 
     def _check(self) -> None:
@@ -187,29 +196,43 @@ class Reasoning(Task):
         columns: dict[str, Any] = {"answer": answer if has_answer else None}
         if self.dataset in SEVERAL_ANSWERS:
             columns["entry"] = dict(entry)
-        return Prompt(
+        return self.prompt_format.prompt(
             id=f"{self.name}-{hashlib.sha256(question.encode()).hexdigest()[:16]}",
             task=self.name,
-            messages=({"role": "user", "content": f"{question}\n{INSTRUCTION}"},),
+            question=f"{question}\n{INSTRUCTION}" if self._has_line else question,
             columns=columns,
         )
 
     def score(self, prompt: Prompt, completion: str) -> Scores:
-        """``format`` and ``accuracy``, both 0 or 1."""
+        """The components, each 0 or 1 but for ``tag_count``."""
         gold: str | None = prompt.columns["answer"]
         spans_lines = gold is not None and "\n" in gold.strip()
-        answer = extract_answer(completion, can_span_lines=spans_lines)
-        if answer is None:
-            return {"format": 0.0, "accuracy": 0.0}
-        is_right = gold is not None and same_answer(answer, gold)
-        if not is_right and "entry" in prompt.columns:
+        answer = self._extract(completion, can_span_lines=spans_lines)
+        is_right = answer is not None and gold is not None and same_answer(answer, gold)
+        if answer is not None and not is_right and "entry" in prompt.columns:
             is_right = self._accepts(answer, prompt.columns["entry"])
-        return {"format": 1.0, "accuracy": float(is_right)}
+        scores = {"accuracy": float(is_right), **self.prompt_format.scores(completion)}
+        if self._has_line:
+            scores["format"] = float(answer is not None)
+        return scores
+
+    def _extract(self, completion: str, *, can_span_lines: bool) -> str | None:
+        judged = self.prompt_format.answer(completion)
+        if judged is None:
+            return None
+        if self._has_line:
+            return extract_answer(judged, can_span_lines=can_span_lines)
+        if self.prompt_format.style == "raw":
+            judged = judged.strip().split("\n\n" if can_span_lines else "\n")[0]
+        return one_answer(judged, can_span_lines=can_span_lines)
 
     def gold(self, prompt: Prompt) -> str | None:
-        """The data set's answer behind ``Answer:``; None where it gives none."""
+        """The data set's answer in the prompt format's form; None where it gives none."""
         answer: str | None = prompt.columns["answer"]
-        return None if answer is None else f"Answer: {answer}"
+        if answer is None:
+            return None
+        written = f"Answer: {answer}" if self._has_line else answer
+        return self.prompt_format.gold(written, reasoning=f"The answer is {answer}.")
 
     def _accepts(self, answer: str, entry: Mapping[str, Any]) -> bool:
         """Whether the data set's own scorer gives full marks."""
@@ -218,39 +241,3 @@ class Reasoning(Task):
             return self._scorer(answer, copy.deepcopy(dict(entry))) >= 1.0
         except ValueError:  # what int() says of text that is no number; one of them lets it out
             return False
-
-
-def extract_answer(completion: str, *, can_span_lines: bool = False) -> str | None:
-    """What follows the only ``Answer:`` line-start of a completion, up to its end.
-
-    None without such a line, with several, with nothing behind it, or with further lines behind
-    it (unless ``can_span_lines``, for grids).
-    """
-    markers = list(_MARKER.finditer(completion))
-    if len(markers) != 1:
-        return None
-    answer = completion[markers[0].end() :].strip()
-    if not answer or len(answer) > MAX_ANSWER_CHARACTERS:
-        return None
-    return answer if can_span_lines or "\n" not in answer else None
-
-
-def same_answer(answer: str, gold: str) -> bool:
-    """Whether two answers are the same but for case, spacing, markdown emphasis and a final stop.
-
-    Plain numbers are compared by value, thousands separators allowed ("1,000", "1000.0"). Units,
-    words around the answer and alternatives ("41 or 42") make it another answer.
-    """
-    answer, gold = _normalised(answer), _normalised(gold)
-    if _NUMBER.fullmatch(answer) and _NUMBER.fullmatch(gold):
-        return Decimal(answer.replace(",", "")) == Decimal(gold.replace(",", ""))
-    return answer == gold
-
-
-def _normalised(answer: str) -> str:
-    text = unicodedata.normalize("NFKC", answer).casefold().strip()
-    for mark in ("**", "`", '"'):
-        if len(text) > 2 * len(mark) and text.startswith(mark) and text.endswith(mark):
-            text = text[len(mark) : -len(mark)]
-    text = text.removesuffix(".")
-    return "\n".join(" ".join(line.split()) for line in text.strip().splitlines())

@@ -9,9 +9,9 @@ A sample prompt (tier 1, style "bullets") and an answer that passes:
 
     {"keeper": "Ada Holm", "floor_total": 6, "haunted": false}
 
-Procedural, after IFStruct v1.0 (Liquid AI): entity -> schema -> prompt style. Train, validation
-and test share no field name, entity or enum value. The answer may be plain JSON or one fenced
-block, in every tier.
+Procedural, after IFStruct v1.0 (Liquid AI): entity -> schema -> prompt style -> constraints. Train,
+validation and test share no field name, entity, enum value or wrapper key. In tiers 0-2 the answer
+may be plain or one fenced block; tiers 3 and 4 say where it stands (``structured_documents``).
 """
 
 from __future__ import annotations
@@ -19,93 +19,94 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, get_args
 
 from tropism.tasks.base import Scores, Split, Task
+from tropism.tasks.prompt_format import PromptFormat
 from tropism.tasks.splits import NotEnoughPromptsError, check_split
-from tropism.tasks.structured_echo import all_same, has_repeats, is_blank_or_echo
-from tropism.tasks.structured_formats import PARSERS
-from tropism.tasks.structured_prompts import STYLES, render
-from tropism.tasks.structured_schema import (
-    Field,
-    answer_paths,
-    free_strings,
-    has_kind,
-    is_valid,
-    json_schema,
-    schema_paths,
+from tropism.tasks.structured_answers import (
+    filled,
+    filled_content,
+    invented,
+    invented_content,
 )
-from tropism.tasks.structured_vocabulary import INVENTED_STRINGS, THEMES, Theme
+from tropism.tasks.structured_documents import draw_document
+from tropism.tasks.structured_layout import FORMATS, Format, Layout
+from tropism.tasks.structured_names import NAMES
+from tropism.tasks.structured_prompts import STYLES, render
+from tropism.tasks.structured_schema import json_schema
+from tropism.tasks.structured_tiers import TIERS, draw_schema
+from tropism.tasks.structured_verdict import ifstruct_compat, plain, strict
+from tropism.tasks.structured_vocabulary import INVENTED_STRINGS, THEMES
+from tropism.tasks.structured_writers import write
 from tropism.types import Prompt
 
-
-@dataclass(frozen=True)
-class Tier:
-    """How hard the schemas are.
-
-    Args:
-        num_fields: Fewest and most fields at the top level.
-        num_strings: Fewest and most of them that are strings (at least one).
-        num_enums: Enum fields.
-        num_nested: Arrays and nested objects.
-        should_bound: Integers have a range.
-        should_show_example: Every style shows an object of the right form (style "example" always
-            does).
-    """
-
-    num_fields: tuple[int, int]
-    num_strings: tuple[int, int]
-    num_enums: int = 0
-    num_nested: int = 0
-    should_bound: bool = False
-    should_show_example: bool = True
-
-
-TIERS: Sequence[Tier] = (
-    Tier(num_fields=(1, 2), num_strings=(1, 1)),
-    Tier(num_fields=(3, 4), num_strings=(1, 2)),
-    Tier(
-        num_fields=(5, 6),
-        num_strings=(1, 2),
-        num_enums=1,
-        num_nested=1,
-        should_bound=True,
-        should_show_example=False,
-    ),
-)
+Primary = Literal["pass", "ifstruct_compat"]
 
 _PATIENCE = 1000
 """So many rows in a row without a new prompt mean that there is none left."""
+_REASONING = (
+    "I need one value for each key, of the type that is asked for, and none of them copied."
+)
 
 
 class StructuredOutput(Task):
-    """Procedural schemas, scored strictly.
+    """Procedural schemas, scored strictly, and as the public validator of IFStruct does.
 
-    Components: ``parse`` (the answer is one JSON object, strictly), ``keys`` (shared key paths
-    over all key paths, 1 only for exactly the right keys), ``types`` (share of the top-level
+    Components: ``parse`` (the answer is one document of the format, strictly), ``keys`` (shared key
+    paths over all key paths, 1 only for exactly the right keys), ``types`` (share of the top-level
     fields that are present with the right type) and ``pass`` (binary: all of them, enums, bounds,
     and every made-up string neither blank nor copied from the prompt, nor all strings the same).
+    With tiers 3 and 4, other formats than JSON or another primary there are two more: ``form``
+    (share of fence, commentary, top-level key and count that are right; all of them are part of
+    ``pass``) and ``ifstruct_compat`` (binary: what the public validator passes; it lets pass a
+    fence that was forbidden, NaN, duplicate keys, empty strings, comments).
 
     Args:
-        tier: 0 (1-2 flat fields), 1 (3-4 typed fields) or 2 (5-6 fields with an enum, ranges, and
-            an array or a nested object).
+        tier: 0 (1-2 flat fields), 1 (3-4 typed fields), 2 (5-6 fields with an enum, ranges, and
+            an array or a nested object), 3 (optional fields and lengths; how many objects, under
+            which key, in which fence) or 4 (parts inside parts, characters to escape, prompts of
+            some 500 tokens that take back what they said).
         name: Identifies the task in records and metrics.
+        formats: Of the answers, mixed evenly: ``json``, ``yaml``, ``xml``, ``markdown``.
+        primary: The component that evaluation reports.
+        prompt_format: How the question is put; null for a user message and nothing else.
 
     Raises:
-        ValueError: No such tier.
+        ValueError: No such tier, format or component.
     """
 
-    components: ClassVar[tuple[str, ...]] = ("parse", "keys", "types", "pass")
-    primary: ClassVar[str] = "pass"
+    # By instance, where other tasks have them by class.
+    components: tuple[str, ...]  # type: ignore[misc]
+    primary: str  # type: ignore[misc]
 
-    def __init__(self, tier: int = 1, name: str = "structured") -> None:
+    def __init__(
+        self,
+        tier: int = 1,
+        name: str = "structured",
+        *,
+        formats: tuple[Format, ...] = ("json",),
+        primary: Primary = "pass",
+        prompt_format: PromptFormat | None = None,
+    ) -> None:
+        formats = tuple(formats)
         if tier not in range(len(TIERS)):
             raise ValueError(f"tier={tier}: choose from 0 to {len(TIERS) - 1}.")
+        if not formats or len(set(formats)) < len(formats) or not set(formats) <= set(FORMATS):
+            raise ValueError(f"formats={formats}: name each once, out of {FORMATS}.")
+        if primary not in get_args(Primary):
+            raise ValueError(f"primary={primary!r}: choose from {get_args(Primary)}.")
         self.tier = tier
         self.name = name
+        self.formats = formats
+        self.primary = primary
+        self.prompt_format = prompt_format or PromptFormat()
+        is_plain = formats == ("json",) and not TIERS[tier].should_lay_out
+        more = () if is_plain and primary == "pass" else ("form", "ifstruct_compat")
+        own = ("parse", "keys", "types", "pass", *more)
+        self.components = (*own, *self.prompt_format.components)
 
     def prompts(self, split: Split, num: int, seed: int) -> Sequence[Prompt]:
         """``num`` distinct prompts; more of them begin with the same ones.
@@ -129,39 +130,44 @@ class StructuredOutput(Task):
         return list(prompts.values())
 
     def score(self, prompt: Prompt, completion: str) -> Scores:
-        """``parse``, ``keys``, ``types`` and ``pass``; all 0 for what does not parse."""
-        schema: Mapping[str, Any] = prompt.columns["schema"]
-        value = PARSERS[prompt.columns["format"]](completion)
-        if value is None:
-            return {"parse": 0.0, "keys": 0.0, "types": 0.0, "pass": 0.0}
-        wanted, given = schema_paths(schema), answer_paths(value, schema)
-        properties: Mapping[str, Any] = schema["properties"]
-        well_typed = [
-            key in value and has_kind(value[key], child) for key, child in properties.items()
-        ]
-        passes = wanted == given and is_valid(value, schema) and _is_made_up(value, prompt)
-        return {
-            "parse": 1.0,
-            "keys": len(wanted & given) / len(wanted | given),
-            "types": sum(well_typed) / len(well_typed),
-            "pass": float(passes),
-        }
+        """Every component; all of the task's own are 0 for what does not parse."""
+        answer = self.prompt_format.answer(completion) or ""
+        schema, layout = prompt.columns["schema"], _layout(prompt)
+        if layout is None:
+            scores = plain(answer, schema, _question(prompt))
+            scores["form"] = scores["parse"]
+        else:
+            scores = strict(answer, schema, layout, _question(prompt))
+        if "ifstruct_compat" in self.components:
+            scores["ifstruct_compat"] = ifstruct_compat(answer, schema, layout or Layout())
+        scores |= self.prompt_format.scores(completion)
+        return {name: scores[name] for name in self.components}
 
     def gold(self, prompt: Prompt) -> str | None:
-        """One line of JSON that passes, its strings out of a fixed list."""
+        """An answer that passes, its strings out of a fixed list."""
         draw = random.Random(f"gold/{prompt.columns['row_hash']}")
-        strings = iter(draw.sample(INVENTED_STRINGS, len(INVENTED_STRINGS)))  # none twice
-        return json.dumps(_invented(prompt.columns["schema"], strings, draw))
+        schema, layout = prompt.columns["schema"], _layout(prompt)
+        if layout is None:
+            strings = iter(draw.sample(INVENTED_STRINGS, len(INVENTED_STRINGS)))  # none twice
+            answer = json.dumps(invented(schema, strings, draw))
+        else:
+            answer = write(invented_content(schema, layout, draw), layout)
+        return self.prompt_format.gold(answer, _REASONING)
 
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
         """``constant``: one fixed object. ``schema_echo``: the block of the prompt that shows the
-        schema, as it is. ``schema_echo_json``: the right keys and types, filled from the schema.
+        schema, as it is. ``schema_echo_json``: the right keys and types, filled from the schema,
+        in the format and layout that are asked for.
         """
-        return {
+        answers: Mapping[str, Callable[[Prompt], str]] = {
             "constant": lambda prompt: '{"name": "Ada Holm", "age": 36, "active": true}',
             "schema_echo": lambda prompt: str(prompt.columns["block"]),
-            "schema_echo_json": lambda prompt: json.dumps(_filled(prompt.columns["schema"])),
+            "schema_echo_json": _schema_echo,
         }
+        return {name: self._as_asked(answer) for name, answer in answers.items()}
+
+    def _as_asked(self, answer: Callable[[Prompt], str]) -> Callable[[Prompt], str]:
+        return lambda prompt: self.prompt_format.gold(answer(prompt), _REASONING)
 
     def _prompt(self, split: Split, key: str) -> Prompt:
         """The prompt of one row; ``key`` seeds it."""
@@ -169,79 +175,59 @@ class StructuredOutput(Task):
         draw = random.Random(row_hash)
         theme = draw.choice(THEMES[split])
         tier = TIERS[self.tier]
-        root = _draw_schema(tier, theme, draw)
+        root = draw_schema(tier, theme, draw)
         noun = draw.choice(theme.entities)
-        style = draw.choice(sorted(STYLES))
-        text, block = render(
-            style, noun, root, should_show_example=tier.should_show_example, draw=draw
-        )
-        return Prompt(
+        # A generator of its own: what JSON prompts say does not depend on the other formats.
+        format = random.Random(f"format/{row_hash}").choice(self.formats)
+        columns: dict[str, Any] = {}
+        if format == "json" and not tier.should_lay_out:
+            style = draw.choice(sorted(STYLES))
+            text, block = render(
+                style, noun, root, should_show_example=tier.should_show_example, draw=draw
+            )
+        else:
+            document = draw_document(
+                root,
+                format=format,
+                tier=tier,
+                theme=theme,
+                noun=noun,
+                names=NAMES[split],
+                draw=draw,
+            )
+            text, block, style, root = document.text, document.block, document.style, document.root
+            columns["layout"] = asdict(document.layout)
+        return self.prompt_format.prompt(
             id=f"{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}",
             task=self.name,
-            messages=({"role": "user", "content": text},),
+            question=text,
             columns={
                 "schema": json_schema(root),
                 "block": block,
-                "format": "json",
+                "format": format,
                 "style": style,
                 "entity": noun,
                 "row_hash": row_hash,
+                **columns,
             },
         )
 
 
-def _draw_schema(tier: Tier, theme: Theme, draw: random.Random) -> Field:
-    num_fields = draw.randint(*tier.num_fields)
-    num_strings = min(draw.randint(*tier.num_strings), num_fields)
-    enums = [field for field in theme.rich if field.kind == "enum"]
-    nested = [field for field in theme.rich if field.kind != "enum"]
-    fields = [
-        *draw.sample(theme.strings, num_strings),
-        *draw.sample(enums, tier.num_enums),
-        *draw.sample(nested, tier.num_nested),
-    ]
-    fields += draw.sample(theme.others, num_fields - len(fields))
-    draw.shuffle(fields)
-    if not tier.should_bound:
-        fields = [replace(field, minimum=None, maximum=None) for field in fields]
-    return Field("answer", "object", fields=tuple(fields))
+def _layout(prompt: Prompt) -> Layout | None:
+    """How the answer must stand; None for the plain JSON of tiers 0-2."""
+    columns = prompt.columns.get("layout")
+    return None if columns is None else Layout(**columns)
 
 
-def _is_made_up(value: Mapping[str, Any], prompt: Prompt) -> bool:
-    """Whether the free strings of a valid answer come from the model rather than the prompt."""
+def _question(prompt: Prompt) -> str:
+    if prompt.text is not None:
+        return prompt.text
     assert prompt.messages is not None
-    text = prompt.messages[-1]["content"]
-    fields = list(free_strings(value, prompt.columns["schema"]))
-    strings = [string for field in fields for string in field]
-    if any(is_blank_or_echo(string, text) for string in strings):
-        return False
-    return not all_same(strings) and not any(has_repeats(items) for items in fields)
+    return prompt.messages[-1]["content"]
 
 
-def _invented(schema: Mapping[str, Any], strings: Iterator[str], draw: random.Random) -> Any:
-    """A value that meets ``schema``, made up."""
-    if "enum" in schema:
-        return draw.choice(schema["enum"])
-    if schema["type"] == "object":
-        fields = schema["properties"].items()
-        return {name: _invented(child, strings, draw) for name, child in fields}
-    if schema["type"] == "array":
-        return list(islice(strings, draw.randint(1, 3)))
-    if schema["type"] == "string":
-        return next(strings)
-    if schema["type"] == "boolean":
-        return draw.random() < 0.5
-    value = draw.randint(schema.get("minimum", 2), schema.get("maximum", 60))
-    return value if schema["type"] == "integer" else value + draw.randint(1, 9) / 10
-
-
-def _filled(schema: Mapping[str, Any], key: str = "") -> Any:
-    """The laziest value that meets ``schema``: each string is the name of its own field."""
-    if "enum" in schema:
-        return schema["enum"][0]
-    if schema["type"] == "object":
-        return {name: _filled(child, name) for name, child in schema["properties"].items()}
-    if schema["type"] == "array":
-        return [_filled(schema["items"], key)]
-    lowest = schema.get("minimum", 1)
-    return {"string": key, "integer": lowest, "number": lowest, "boolean": True}[schema["type"]]
+def _schema_echo(prompt: Prompt) -> str:
+    schema, layout = prompt.columns["schema"], _layout(prompt)
+    if layout is None:
+        return json.dumps(filled(schema))
+    return write(filled_content(schema, layout), layout)

@@ -18,6 +18,21 @@ import jsonschema_rs
 
 ARRAY_LIMITS: Mapping[str, Any] = {"minItems": 1, "maxItems": 5, "uniqueItems": True}
 
+AWKWARD: Mapping[str, tuple[str, str]] = {
+    "a double quote": ('"', '"'),
+    "a line break": ("\n", r"\n"),
+    "a backslash": ("\\", r"\\"),
+    "an ampersand": ("&", "&"),
+    "a less-than sign": ("<", "<"),
+    "a number sign": (" #", "#"),
+    "a colon": (": ", ":"),
+}
+"""What some format must quote or escape: in words -> (the characters, a pattern that finds it)."""
+
+_LIMITS = {"string": ("minLength", "maxLength")} | dict.fromkeys(
+    ("integer", "number", "boolean"), ("minimum", "maximum")
+)
+
 Kind = Literal["string", "integer", "number", "boolean", "enum", "array", "object"]
 
 
@@ -28,11 +43,13 @@ class Field:
     Args:
         name: Its key.
         kind: Its type; ``enum`` is a string out of ``options``.
-        minimum: Smallest integer allowed, or None.
-        maximum: Largest integer allowed, or None.
+        minimum: Smallest integer allowed, or length of a string; None for any.
+        maximum: Largest integer allowed, or length of a string; None for any.
         options: The values of an enum.
         items: What an array holds.
-        fields: What an object holds; all are required and no others are allowed.
+        fields: What an object holds; no others are allowed.
+        optional: The key may be absent.
+        contains: Of a string: names of ``AWKWARD`` that it must have in it.
     """
 
     name: str
@@ -42,12 +59,14 @@ class Field:
     options: tuple[str, ...] = ()
     items: Field | None = None
     fields: tuple[Field, ...] = ()
+    optional: bool = False
+    contains: tuple[str, ...] = ()
 
 
 def json_schema(field: Field) -> dict[str, Any]:
     """``field`` as JSON Schema.
 
-    Every key is required and no other allowed; arrays hold 1 to 5 different items.
+    No other keys are allowed; arrays hold 1 to 5 different items.
     """
     if field.kind == "enum":
         return {"type": "string", "enum": list(field.options)}
@@ -58,14 +77,17 @@ def json_schema(field: Field) -> dict[str, Any]:
         return {
             "type": "object",
             "properties": {child.name: json_schema(child) for child in field.fields},
-            "required": [child.name for child in field.fields],
+            "required": [child.name for child in field.fields if not child.optional],
             "additionalProperties": False,
         }
     schema: dict[str, Any] = {"type": field.kind}
+    lowest, highest = _LIMITS[field.kind]
     if field.minimum is not None:
-        schema["minimum"] = field.minimum
+        schema[lowest] = field.minimum
     if field.maximum is not None:
-        schema["maximum"] = field.maximum
+        schema[highest] = field.maximum
+    if field.contains:
+        schema["allOf"] = [{"pattern": AWKWARD[name][1]} for name in field.contains]
     return schema
 
 
@@ -88,13 +110,26 @@ def has_kind(value: Any, schema: Mapping[str, Any]) -> bool:
     if kind == "array":
         return isinstance(value, list) and all(has_kind(item, schema["items"]) for item in value)
     return isinstance(value, dict) and all(
-        key in value and has_kind(value[key], child) for key, child in schema["properties"].items()
+        has_kind(value[key], child) if key in value else key not in schema["required"]
+        for key, child in schema["properties"].items()
     )
 
 
 def is_valid(value: Any, schema: Mapping[str, Any]) -> bool:
     """Whether ``value`` meets ``schema`` in full, with the strictness of ``has_kind``."""
-    return has_kind(value, schema) and _validator(json.dumps(schema)).is_valid(value)
+    is_typed = has_kind(value, schema) and is_json(value)
+    return is_typed and _validator(json.dumps(schema)).is_valid(value)
+
+
+def is_json(value: Any) -> bool:
+    """Whether ``value`` is made of what JSON can say; YAML has dates, sets and bytes besides."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and is_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(is_json(item) for item in value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, str | int)
 
 
 @lru_cache(maxsize=4096)
@@ -102,13 +137,16 @@ def _validator(schema: str) -> jsonschema_rs.Validator:
     return jsonschema_rs.validator_for(json.loads(schema))
 
 
-def schema_paths(schema: Mapping[str, Any]) -> set[tuple[str, ...]]:
-    """Key paths of all fields, those of nested objects included."""
+def schema_paths(schema: Mapping[str, Any], *, only_required: bool = False) -> set[tuple[str, ...]]:
+    """Key paths of the fields, those of nested objects included, those inside arrays not."""
     paths: set[tuple[str, ...]] = set()
     for key, child in schema["properties"].items():
+        if only_required and key not in schema["required"]:
+            continue
         paths.add((key,))
         if child["type"] == "object":
-            paths |= {(key, *path) for path in schema_paths(child)}
+            inner = schema_paths(child, only_required=only_required)
+            paths |= {(key, *path) for path in inner}
     return paths
 
 
@@ -130,8 +168,13 @@ def free_strings(value: Any, schema: Mapping[str, Any]) -> Iterator[Sequence[str
         One sequence per field: a single string, or all items of an array.
     """
     for key, child in schema["properties"].items():
+        if key not in value:
+            continue
         if child["type"] == "string" and "enum" not in child:
             yield [value[key]]
+        elif child["type"] == "array" and child["items"]["type"] == "object":
+            for item in value[key]:
+                yield from free_strings(item, child["items"])
         elif child["type"] == "array":
             yield value[key]
         elif child["type"] == "object":

@@ -1,0 +1,354 @@
+r"""Mathematics with one final answer: GSM8K, MATH, and word problems of a user's own.
+
+A question of GSM8K, and an answer that passes:
+    Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May.
+    How many clips did Natalia sell altogether in April and May?
+    Think step by step, and end with the final answer on a line of its own: #### <number>
+
+    In May she sold 48 / 2 = 24 clips, so 48 + 24 = 72 in all.
+    #### 72
+
+One final answer is extracted first (``math_answers``), then compared: plain numbers by value, LaTeX
+by math-verify in processes of its own (``math_verifier``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+from tropism.tasks.base import Scores, Split
+from tropism.tasks.dataset import DatasetTask
+from tropism.tasks.math_answers import (
+    asks_percent,
+    claims_more,
+    final_answer,
+    last_number,
+    number_of,
+    written,
+    written_alike,
+)
+from tropism.tasks.math_verifier import check_installed, shared_verifier
+from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.sources import DataInfo, Row
+from tropism.tasks.splits import split_of
+from tropism.types import Prompt
+
+Comparison = Literal["number", "latex"]
+INSTRUCTIONS: Mapping[Comparison, str] = {
+    "number": (
+        "Think step by step, and end with the final answer on a line of its own: #### <number>"
+    ),
+    "latex": "Think step by step, and put the final answer within \\boxed{}.",
+}
+_CALCULATION = re.compile(r"<<[^>]*>>")
+
+
+class _Problems(DatasetTask):
+    """Problems with one final answer, compared as a number or as LaTeX.
+
+    ``instruction`` stands behind every question; null for the one that fits the comparison, or for
+    none where tags say where the answer is to stand.
+    """
+
+    comparison: Comparison
+
+    def __init__(self, *, instruction: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        has_tags = self.prompt_format.style == "tags"
+        self.instruction = (
+            instruction
+            if instruction is not None
+            else ("" if has_tags else INSTRUCTIONS[self.comparison])
+        )
+        if self.comparison == "latex":
+            check_installed()
+
+    @abstractmethod
+    def _columns(self, row: Row) -> dict[str, Any] | None:
+        """``question``, ``answer`` and ``solution`` (or None)."""
+
+    def _text(self, columns: Mapping[str, Any]) -> str:
+        return f"{columns['question']}\n{self.instruction}".strip()
+
+    def score(self, prompt: Prompt, completion: str) -> Scores:
+        """All 0 or 1; an awaitable of them where math-verify has to be asked."""
+        answer, gold = self._answer(prompt, completion), prompt.columns["answer"]
+        can_be_percent = asks_percent(prompt.columns["question"])
+        if answer is None:
+            return self._scores(completion, answered=False, is_right=False)
+        if claims_more(answer, gold, can_be_percent=can_be_percent):
+            return self._scores(completion, answered=True, is_right=False)
+        if self.comparison == "number" or written_alike(answer, gold):
+            is_right = written_alike(answer, gold)
+            return self._scores(completion, answered=True, is_right=is_right)
+        return self._later(completion, gold, answer)  # type: ignore[return-value]  # scoring awaits
+
+    async def _later(self, completion: str, gold: str, answer: str) -> Scores:
+        is_right = await shared_verifier().same_later(written(gold), written(answer))
+        return self._scores(completion, answered=True, is_right=is_right)
+
+    def _answer(self, prompt: Prompt, completion: str) -> str | None:
+        text = self._judged(completion)
+        answer = None if text is None else final_answer(text)
+        if answer is None or self.comparison == "latex":
+            return answer
+        can_be_percent = asks_percent(prompt.columns["question"])
+        return None if number_of(answer, can_be_percent=can_be_percent) is None else answer
+
+    def answer_key(self, prompt: Prompt, completion: str) -> str | None:
+        """What samples vote by: the value of a number, or the answer without what is only look."""
+        answer = self._answer(prompt, completion)
+        if answer is None:
+            return None
+        number = number_of(answer, can_be_percent=True)
+        return written(answer) if number is None else str(number.normalize())
+
+    def gold(self, prompt: Prompt) -> str | None:
+        """The solution with its final answer in the form that is asked for."""
+        solution, answer = prompt.columns["solution"], prompt.columns["answer"]
+        marked = self._marked(answer)
+        reasoning = solution or f"The final answer is {answer}."
+        if self.prompt_format.style == "tags":
+            return self.prompt_format.gold(answer, reasoning)
+        if solution is None:
+            return self.prompt_format.gold(marked, "")
+        found = final_answer(solution)
+        is_whole = found is not None and written_alike(found, answer)
+        return self.prompt_format.gold(solution if is_whole else f"{solution}\n{marked}", "")
+
+    def _marked(self, answer: str) -> str:
+        if self.comparison == "number":
+            return f"#### {answer}"
+        return f"The final answer is $\\boxed{{{answer}}}$."
+
+    def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
+        """The question's last number, and always 1."""
+
+        def answered(prompt: Prompt, answer: str) -> str:
+            has_tags = self.prompt_format.style == "tags"
+            return self.prompt_format.gold(answer if has_tags else self._marked(answer), "None.")
+
+        return {
+            "last number": lambda prompt: answered(prompt, last_number(prompt.columns["question"])),
+            "one": lambda prompt: answered(prompt, "1"),
+        }
+
+
+class GSM8K(_Problems):
+    """Grade-school word problems (Cobbe et al. 2021, 2110.14168): 7,473 to train on, 1,319 to test.
+
+    Args:
+        prompt_format: How questions are put; chat without a system message where null.
+        data: Folder of the benchmarks; null for the environment's ``TROPISM_DATA``, or the hub.
+        instruction: Behind every question; null for the one of the module, none with tags.
+        validation_fraction: Share of the training rows that validation takes.
+        name: Identifies the task in records and metrics.
+    """
+
+    comparison = "number"
+    train_parts: ClassVar = (("gsm8k", "train"),)
+    test_parts: ClassVar = (("gsm8k", "test"),)
+
+    def __init__(
+        self,
+        prompt_format: PromptFormat | None = None,
+        *,
+        data: str | None = None,
+        instruction: str | None = None,
+        validation_fraction: float = 0.1,
+        name: str = "gsm8k",
+    ) -> None:
+        super().__init__(
+            name=name,
+            data=data,
+            prompt_format=prompt_format,
+            instruction=instruction,
+            validation_fraction=validation_fraction,
+        )
+
+    def _columns(self, row: Row) -> dict[str, Any]:
+        solution, _, answer = row["answer"].rpartition("####")
+        if number_of(answer) is None:
+            raise ValueError(f"gsm8k: {row['answer'][-80:]!r} ends with no number behind ####.")
+        # 48/2 = <<48/2=24>>24: notes for a calculator, which no model here has.
+        solution = _CALCULATION.sub("", solution).strip()
+        return {"question": row["question"], "answer": answer.strip(), "solution": solution}
+
+
+class MATH(_Problems):
+    """Competition problems (Hendrycks et al. 2021, 2103.03874), tested on MATH-500.
+
+    Trained on the other 4,500 problems of MATH's test set, as PRM800K was (2305.20050).
+
+    Args:
+        prompt_format: How questions are put; chat without a system message where null.
+        data: Folder of the benchmarks; null for the environment's ``TROPISM_DATA``, or the hub.
+        instruction: Behind every question; null for the one of the module, none with tags.
+        levels: Only problems of these levels, 1 (easy) to 5; null for all.
+        validation_fraction: Share of the training rows that validation takes.
+        name: Identifies the task in records and metrics.
+
+    Raises:
+        ValueError: math-verify is not installed, or a level that there is not.
+    """
+
+    comparison = "latex"
+    train_parts: ClassVar = (("math", "train"),)
+    test_parts: ClassVar = (("math500", "test"),)
+
+    def __init__(
+        self,
+        prompt_format: PromptFormat | None = None,
+        *,
+        data: str | None = None,
+        instruction: str | None = None,
+        levels: tuple[int, ...] | None = None,
+        validation_fraction: float = 0.1,
+        name: str = "math",
+    ) -> None:
+        if levels is not None and (not levels or not set(levels) <= set(range(1, 6))):
+            raise ValueError(f"levels={levels}: choose from 1 to 5.")
+        self.levels = levels
+        super().__init__(
+            name=name,
+            data=data,
+            prompt_format=prompt_format,
+            instruction=instruction,
+            validation_fraction=validation_fraction,
+        )
+
+    def _columns(self, row: Row) -> dict[str, Any] | None:
+        answer = row["answer"] if "answer" in row else final_answer(row["solution"])
+        if answer is None:  # eight solutions box several: both, or either?
+            return None
+        level = int(str(row["level"]).removeprefix("Level ").replace("?", "0"))
+        return {
+            "question": row["problem"],
+            "answer": answer,
+            "solution": row["solution"],
+            "level": level,
+        }
+
+    def _questions(self, split: Split) -> list[Prompt]:
+        found = super()._questions(split)
+        if self.levels is None:
+            return found
+        return [prompt for prompt in found if prompt.columns["level"] in self.levels]
+
+
+class WordProblems(_Problems):
+    """Problems out of a user's JSONL file.
+
+    Args:
+        path: JSONL file of the training rows, and of held-out ones that have no file of their own.
+        question_column: Column with the question.
+        answer_column: Column with the final answer alone; a number may be one of JSON.
+        solution_column: Column with a solution, for SFT; null for none.
+        comparison: ``number`` or ``latex`` (math-verify).
+        validation_path: JSONL file of the validation rows.
+        test_path: JSONL file of the test rows.
+        validation_fraction: Share of ``path`` for validation where that has no file.
+        test_fraction: Share of ``path`` for testing where that has no file.
+        prompt_format: How questions are put; chat without a system message where null.
+        instruction: Behind every question; null for the one of the module, none with tags.
+        name: Identifies the task in records and metrics.
+
+    Raises:
+        ValueError: Fractions or comparison that cannot be; math-verify is wanted and not installed.
+            Faults of the files are raised by ``prompts``, with file and line.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        question_column: str = "question",
+        answer_column: str = "answer",
+        solution_column: str | None = None,
+        comparison: Comparison = "number",
+        validation_path: str | None = None,
+        test_path: str | None = None,
+        validation_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        prompt_format: PromptFormat | None = None,
+        instruction: str | None = None,
+        name: str = "word_problems",
+    ) -> None:
+        if comparison not in get_args(Comparison):
+            raise ValueError(f"comparison={comparison!r}: choose from {get_args(Comparison)}.")
+        if not 0 <= test_fraction < 1 - validation_fraction:
+            raise ValueError(
+                f"validation_fraction={validation_fraction} and test_fraction={test_fraction}: "
+                "give shares from 0 that leave something to train on."
+            )
+        self.comparison = comparison
+        self.question_column, self.answer_column = question_column, answer_column
+        self.solution_column = solution_column
+        self._paths = {"train": path, "validation": validation_path, "test": test_path}
+        self._held_out: Mapping[Split, float] = {
+            "validation": 0.0 if validation_path else validation_fraction,
+            "test": 0.0 if test_path else test_fraction,
+        }
+        super().__init__(
+            name=name,
+            prompt_format=prompt_format,
+            instruction=instruction,
+            validation_fraction=validation_fraction,
+        )
+
+    def _questions(self, split: Split) -> list[Prompt]:
+        own = self._paths[split]
+        if split != "train" and own is not None:
+            return list(self._of_parts(self._load(own)).values())
+        assert self._paths["train"] is not None
+        kept_apart = {
+            key
+            for path in (self._paths["validation"], self._paths["test"])
+            if path is not None
+            for key in self._of_parts(self._load(path))
+        }
+        shared = self._of_parts(self._load(self._paths["train"]))
+        return [
+            prompt
+            for key, prompt in shared.items()
+            if key not in kept_apart and split_of(key, self._held_out) == split
+        ]
+
+    def _load(self, path: str) -> list[Row]:
+        if not Path(path).is_file():
+            raise ValueError(f"{path}: there is no such file.")
+        rows = []
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                self._columns(row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            rows.append(row)
+        if not rows:
+            raise ValueError(f"{path}: the file has no rows.")
+        return rows
+
+    def _columns(self, row: Row) -> dict[str, Any]:
+        wanted = [self.question_column, self.answer_column, self.solution_column]
+        if missing := [name for name in wanted if name is not None and name not in row]:
+            raise ValueError(f"there is no column {missing[0]!r}, only {sorted(row)}.")
+        answer = str(row[self.answer_column]).strip()
+        if not answer or (self.comparison == "number" and number_of(answer) is None):
+            raise ValueError(f"{self.answer_column}={answer!r} is no number.")
+        return {
+            "question": str(row[self.question_column]),
+            "answer": answer,
+            "solution": None if self.solution_column is None else str(row[self.solution_column]),
+        }
+
+    def data_info(self) -> list[DataInfo]:
+        """None: the file is the user's own."""
+        return []
