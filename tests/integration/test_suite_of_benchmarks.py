@@ -187,7 +187,7 @@ def test_changed_settings_are_not_mistaken_for_done(suite, asked):
          "dev"),
         (["--suite.data_tasks=null"], "nothing to test"),
         (["--data.init_args.num_test_prompts=0"], "nothing to test"),
-        (["--suite.chekpoints", "[x]"], "chekpoints"),
+        (["--suite.checkpointz", "[x]"], "checkpointz"),
         (["--ckpt_path", "nowhere"], "give a .ckpt file"),
         (["--suite.base=false"], "no model to test"),
         (["--trainer.devices=2"], "runs on one device"),
