@@ -35,7 +35,7 @@ _WRITING = (
     (re.compile(r"\\!|\\left\b|\\right\b|\\displaystyle\b|\*\*|`"), ""),
     (re.compile(r"\\[dt]frac"), r"\\frac"),
     (re.compile(r"\{,\}"), ","),
-    (re.compile("−"), "-"),
+    (re.compile(r"−|–(?=\d)"), "-"),
     (re.compile(r"\\[()\[\]]"), ""),
     (re.compile(r"\\(?:boxed|fbox)\b"), ""),
 )
