@@ -39,7 +39,12 @@ def cell(stage: str, twin: str, arm: str, rate: float, seed: int, size: int = 8)
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = [
-        *(cell("choose", "organism", arm, rate, 100) for arm in PLACEMENT for rate in (5e-4, 1e-3)),
+        *(
+            cell("choose", "organism", arm, rate, seed)
+            for arm in PLACEMENT
+            for rate in (5e-4, 1e-3)
+            for seed in (100, 101)
+        ),
         *(
             cell("main", "organism", arm, rate, seed)
             for arm in PLACEMENT
@@ -179,6 +184,11 @@ def test_frontiers_without_several_rates_are_those_of_the_choosing_stage(
     only_uniform.to_csv(tmp_path / "alone.csv", index=False)
     with pytest.raises(MissingDataError, match="one arm alone"):
         module.collect(tmp_path / "alone.csv")
+    rows[(rows["stage"] == "choose") & (rows["seed"] == 100)].to_csv(
+        tmp_path / "s.csv", index=False
+    )
+    with pytest.raises(MissingDataError, match="one seed alone"):
+        module.collect(tmp_path / "s.csv")
 
 
 def test_the_table_is_checked(table: Path, tmp_path: Path):
