@@ -16,7 +16,7 @@ from tropism.difficulty import (
     PassRateFile,
     mixed_share,
     read_pass_rates,
-    sha256_of,
+    wording_sha256,
 )
 from tropism.measure_difficulty import histogram, main
 from tropism.tasks.base import Scores, Split, Task
@@ -54,7 +54,7 @@ def written(path: Path, *tasks: Task, num: int = 9, judged: int = 8) -> str:
     for task in tasks:
         file.append(
             [
-                PassRate(task.name, prompt.id, sha256_of(prompt), min(i, judged), judged)
+                PassRate(task.name, prompt.id, wording_sha256(prompt), min(i, judged), judged)
                 for i, prompt in enumerate(task.prompts("train", num, 0))
             ]
         )

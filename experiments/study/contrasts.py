@@ -12,7 +12,7 @@ import pandas as pd
 from paper_figures import study
 from paper_figures.intervals import difference_interval
 
-from tropism.evaluation.statistics import paired_permutation_test
+from tropism.evaluation.statistics import holm, paired_permutation_test
 
 CONTRASTS = (
     ("signal_shrink", "uniform"),
@@ -119,7 +119,7 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
                 }
             )
     table = pd.DataFrame(found)
-    return table.assign(corrected=holm(table["p"])) if len(table) else table
+    return table.assign(corrected=holm(table["p"].to_list())) if len(table) else table
 
 
 def _values(
@@ -140,12 +140,3 @@ def seconds_of(rows: pd.DataFrame, rates: dict[str, Rates]) -> float:
 def _counts(rows: pd.DataFrame, seeds: pd.Index[int]) -> tuple[np.ndarray, np.ndarray]:
     counts = np.full(len(seeds), rows["held_out_n"].iloc[0])
     return counts, counts
-
-
-def holm(p_values: pd.Series[float]) -> list[float]:
-    """Holm's step-down correction (1979), in the order given."""
-    order = np.argsort(p_values.to_numpy(), kind="stable")
-    steps = p_values.to_numpy()[order] * np.arange(len(order), 0, -1)
-    corrected = np.empty(len(order))
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
-    return [float(value) for value in corrected]

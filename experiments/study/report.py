@@ -5,7 +5,7 @@ Everything there comes from the tables in ``results/``; stages that have not run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +131,7 @@ def _groups(results: pd.DataFrame) -> list[str]:
     table = []
     for (size, rate), own in rows.groupby(["group_size", "learning_rate"]):
         ends = study.last(own)
-        pause = own[own["noise_scale"].notna()].groupby("seed")["noise_scale"].last()
+        noise = own[own["noise_scale"].notna()].groupby("seed")["noise_scale"].last()
         table.append(
             (
                 f"{size}",
@@ -140,7 +140,7 @@ def _groups(results: pd.DataFrame) -> list[str]:
                 _interval(mean_interval(ends["held_out"], ends["held_out_n"])),
                 f"{ends['kl_in'].mean():.3f}",
                 f"{ends['seconds'].mean():.0f}",
-                f"{pause.median():.0f}" if len(pause) else "",
+                f"{noise.median():.0f}" if len(noise) else "",
             )
         )
     head = ("group size", "groups", "rate", "last held-out pass", "KL", "seconds", "noise scale")
@@ -181,8 +181,8 @@ def _unfinished(rows: pd.DataFrame, arm: str) -> str:
 
 
 def _interval(interval: Interval, sign: str = "") -> str:
-    shown: Callable[[float], str] = lambda value: format(value, f"{sign}.3f")  # noqa: E731
-    return f"{shown(interval.value)} ({shown(interval.low)} to {shown(interval.high)})"
+    value, low, high = (f"{number:{sign}.3f}" for number in interval[:3])
+    return f"{value} ({low} to {high})"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

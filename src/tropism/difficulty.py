@@ -85,7 +85,7 @@ class Difficulty:
                 f"prompts ({dict(sorted(missing.items()))}): {again}."
             )
         for key, prompt in keys.items():
-            if measured[key].prompt_sha256 != sha256_of(prompt):
+            if measured[key].prompt_sha256 != wording_sha256(prompt):
                 raise ValueError(
                     f"difficulty.file={self.file!r} has prompt {prompt.id!r} of task "
                     f"{prompt.task!r} in another wording (prompt format?): {again} and another "
@@ -114,7 +114,7 @@ class PassRate:
         return self.passed / self.judged if self.judged else None
 
 
-def sha256_of(prompt: Prompt) -> str:
+def wording_sha256(prompt: Prompt) -> str:
     """What the model is shown, before its chat template."""
     shown = prompt.text if prompt.messages is None else [dict(m) for m in prompt.messages]
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tropism.difficulty import PassRate, PassRateFile, mixed_share, sha256_of
+from tropism.difficulty import PassRate, PassRateFile, mixed_share, wording_sha256
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -129,19 +129,21 @@ def measure(
             primary = tasks[prompt.task].primary
             judged = [value for score in scores if (value := score[primary]) is not None]
             passed = sum(value >= 1.0 for value in judged)
-            rates.append(PassRate(prompt.task, prompt.id, sha256_of(prompt), passed, len(judged)))
+            rates.append(
+                PassRate(prompt.task, prompt.id, wording_sha256(prompt), passed, len(judged))
+            )
         yield rates
 
 
 def identity(model: Model, policy: Policy) -> dict[str, Any]:
     """Which policy this is: its settings, where the weights came from, the adapter's SHA-256."""
-    from tropism.weights import sha256_of as sha256_of_file
+    from tropism.weights import sha256_of
 
     adapter = None
     if model.adapter is not None:
         folder = Path(model.adapter)
         files = [*folder.glob("adapter_model.*"), *folder.glob("adapter/adapter_model.*")]
-        adapter = sha256_of_file(files[0])
+        adapter = sha256_of(files[0])
     settings = {
         name: getattr(model, name)
         for name in ("name", "revision", "adapter", "dtype", "chat_template")

@@ -98,7 +98,7 @@ def test_a_run_that_is_over_counts_with_its_end() -> None:
 
 def test_holm_on_a_worked_example() -> None:
     # sorted 0.01 x 4, 0.02 x 3, 0.03 x 2, 0.5: made monotone
-    corrected = contrasts.holm(pd.Series([0.03, 0.01, 0.5, 0.02]))
+    corrected = contrasts.holm([0.03, 0.01, 0.5, 0.02])
     assert corrected == pytest.approx([0.06, 0.04, 0.5, 0.06])
 
 

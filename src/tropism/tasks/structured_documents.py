@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tropism.tasks.structured_layout import FORMATS, Format, Layout, draw_layout
 from tropism.tasks.structured_names import Names
+from tropism.tasks.structured_prompts import example_of
 from tropism.tasks.structured_revisions import revise
 from tropism.tasks.structured_schema import Field
 from tropism.tasks.structured_styles import (
@@ -88,7 +88,7 @@ def draw_document(
     one = "each entry" if layout.count else "the object"
     parts = [opening, sentence.format(block=block, one=one)]
     if tier.should_show_example and style != "annotated":
-        example = write(_dotted(shown, draw), replace(layout, fence="forbidden"))
+        example = write(example_of(shown, draw), replace(layout, fence="forbidden"))
         parts.append(f"It should look like this, with values of your own:\n{example}")
     closing = " ".join([*takes_back, *revisions, *layout_sentences(layout)])
     if tier.is_long:
@@ -118,22 +118,6 @@ def _story(noun: str, draw: random.Random) -> str:
     why = draw.choice(_REASONS)
     how = draw.choice(_HABITS)
     return f"{who} {why.format(noun=with_article(noun))} {how}"
-
-
-def _dotted(field: Field, draw: random.Random) -> Any:
-    """A value of the right form, with dots for text."""
-    if field.kind == "object":
-        return {child.name: _dotted(child, draw) for child in field.fields}
-    if field.kind == "array":
-        return ["...", "..."]
-    if field.kind == "enum":
-        return draw.choice(field.options)
-    if field.kind == "integer":
-        low, high = field.minimum, field.maximum
-        return draw.randint(2 if low is None else low, 60 if high is None else high)
-    if field.kind == "number":
-        return draw.randint(2, 60) + draw.randint(1, 9) / 10
-    return draw.random() < 0.5 if field.kind == "boolean" else "..."
 
 
 _WRITERS = (

@@ -58,10 +58,10 @@ def _table(root: Field) -> str:
     return "\n".join(["| key | value |", "|---|---|", *rows])
 
 
-def _example(field: Field, draw: random.Random) -> Any:
+def example_of(field: Field, draw: random.Random) -> Any:
     """A value of the right form, with dots for text."""
     if field.kind == "object":
-        return {child.name: _example(child, draw) for child in field.fields}
+        return {child.name: example_of(child, draw) for child in field.fields}
     if field.kind == "array":
         return ["...", "..."]
     if field.kind == "enum":
@@ -90,7 +90,7 @@ def render(
 ) -> tuple[str, str]:
     """The text of one prompt, and the block in it that shows the schema."""
     template, make_block = STYLES[style]
-    example = json.dumps(_example(root, draw))
+    example = json.dumps(example_of(root, draw))
     if make_block is None:
         example = block = example.replace('"..."', "<text>")
         should_show_example = True
