@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class RunRecord(Callback, StepObserver):
     def __init__(self) -> None:
         self._last_reward: float | None = None
         self._has_started = False
+        self._processor_start = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -74,6 +76,11 @@ class RunRecord(Callback, StepObserver):
         self._rewards.rewind(pl_module.rollout)
         log_layout(trainer, pl_module)
 
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._processor_start = time.process_time()
+
     def step_taken(
         self, module: FineTuning, batch: RolloutBatch, metrics: Mapping[str, float]
     ) -> None:
@@ -86,7 +93,8 @@ class RunRecord(Callback, StepObserver):
         trainer = module.trainer
         rollout, step = batch.rollout, trainer.global_step
         self._last_reward = metrics["reward"]
-        values = {**metrics, **_seconds(batch)}
+        processor = time.process_time() - self._processor_start
+        values = {**metrics, **_seconds(batch), "seconds_processor": processor}
         self._steps.append(
             [{column: values[column] for column in TABLES["steps"]}], rollout=rollout, step=step
         )

@@ -15,9 +15,6 @@ PHASES = ("rollout", "reward", "train", "probe")
 READ_PROBES = ("SignalShrink", "Depth", "TopBudget", "Sensitivity", "GradientShare")
 """Policies that decide on what probes measure, alone or inside a control. Others are probed only so
 that their measurements stand beside: a fixed plan could do without, and does not pay for them."""
-PAUSED = 3.0
-"""A phase that took longer than so many times the 95th percentile of its run was paused from
-outside: it counts as the median. Runs share a machine, and are stopped while others are timed."""
 
 
 def rows(cell: Mapping[str, Any], run: Path) -> pd.DataFrame:
@@ -30,16 +27,16 @@ def rows(cell: Mapping[str, Any], run: Path) -> pd.DataFrame:
     Returns:
         Columns twin, learning_rate, group_size, rollout, held_out (greedy pass rate on held-out
         prompts of the trained skills), held_out_n, other (on skills never trained on), other_n,
-        kl_in, kl_out (forward KL from the starting policy, nats per token), seconds and tokens
-        (of training, up to there; without probes in an arm that could do without them),
-        seconds_probe (what probes took), reward (mean of the rollouts since
+        kl_in, kl_out (forward KL from the starting policy, nats per token), seconds (the
+        processor's) and tokens (of training, up to there; without probes in an arm that could do
+        without them), seconds_probe (what probes took), reward (mean of the rollouts since
         the evaluation before), trainable_params (now), trainable_params_mean (up to there),
         noise_scale (of all readings up to there), decisions_applied (up to there).
     """
     text = (run / "config.yaml").read_text(encoding="utf-8")
     settings = yaml.safe_load(text)["model"]["init_args"]
     steps, table = read(run, "steps"), _scores(run)
-    spent = {phase: _seconds(steps[f"seconds_{phase}"]) for phase in PHASES}
+    spent = _seconds(steps)
     paid = PHASES if any(f".{name}\n" in text for name in READ_PROBES) else PHASES[:-1]
     seconds = sum(spent[phase] for phase in paid)
     # An evaluation of rollout r is of the weights before update r.
@@ -95,13 +92,14 @@ def _scores(run: Path) -> pd.DataFrame:
     return table[columns].round({"held_out": 6, "other": 6})
 
 
-def _seconds(phase: pd.Series[float]) -> pd.Series[float]:
-    """Seconds of each rollout, pauses from outside taken out.
+def _seconds(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
+    """Processor seconds of each rollout's phases, on one thread what they take on an idle machine.
 
-    Phases that some rollouts do not have (probes, readings of them) count where they are.
+    The record has the processor's time of the whole rollout; phases share it as they do wall time.
     """
-    there = phase[phase > 0]
-    return phase.where(~(phase > PAUSED * there.quantile(0.95)), there.median())
+    wall = {phase: steps[f"seconds_{phase}"] for phase in PHASES}
+    share = steps["seconds_processor"] / sum(wall.values())
+    return {phase: seconds * share for phase, seconds in wall.items()}
 
 
 def _noise_scale(run: Path, rollouts: pd.Series[int]) -> list[float | None]:

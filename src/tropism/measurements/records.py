@@ -23,6 +23,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "seconds_reward",
         "seconds_train",
         "seconds_probe",
+        "seconds_processor",
         "tokens",
         "loss",
         "reward",
