@@ -31,7 +31,10 @@ EQUAL_SECONDS = 40
 
 
 class Rates(NamedTuple):
-    """Learning rates of an arm: with the best last held-out pass, and with the least KL at L."""
+    """Learning rates of an arm: with the best last held-out pass, and with the least KL at L.
+
+    The second among those at which all seeds reach L; where there is none, it is the first.
+    """
 
     reward: float
     kl: float
@@ -51,8 +54,9 @@ def chosen_rates(results: pd.DataFrame) -> tuple[float, dict[str, Rates]]:
     level = start + REACHED * (ends["uniform"].max() - start)
     rates = {}
     for arm, own in rows.groupby("arm", sort=False):
-        kl = {
-            rate: reached(run, "kl_in", level).mean() for rate, run in own.groupby("learning_rate")
+        kl = {  # undefined where a seed never reaches L
+            rate: reached(run, "kl_in", level).mean(skipna=False)
+            for rate, run in own.groupby("learning_rate")
         }
         kl = {rate: value for rate, value in kl.items() if np.isfinite(value)}
         rates[arm] = Rates(best[arm], min(kl, key=lambda rate: kl[rate]) if kl else best[arm])

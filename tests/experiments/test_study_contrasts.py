@@ -73,6 +73,15 @@ def test_rates_and_level(results: pd.DataFrame) -> None:
     assert rates == {"uniform": (1e-3, 5e-4), "signal_shrink": (1e-3, 5e-4)}
 
 
+def test_a_rate_at_which_a_seed_never_reaches_the_level_is_not_chosen_for_its_kl(
+    results: pd.DataFrame,
+) -> None:
+    is_short = (results["learning_rate"] == 5e-4) & (results["seed"] == 101)
+    results.loc[is_short & (results["arm"] == "signal_shrink"), "held_out"] = 0.7
+    _, rates = contrasts.chosen_rates(results)
+    assert rates == {"uniform": (1e-3, 5e-4), "signal_shrink": (1e-3, 1e-3)}
+
+
 def test_primary_contrasts(results: pd.DataFrame) -> None:
     found = contrasts.primary(results)
     assert found[["endpoint", "arm", "control"]].to_numpy().tolist() == [
