@@ -48,10 +48,10 @@ def collect(source: Path) -> pd.DataFrame:
 
 
 def _stage(results: pd.DataFrame) -> str:
-    """The main runs where an arm has several learning rates there, else those that chose them."""
+    """The main runs where every arm has several learning rates there, else those that chose them."""
     main = results[(results["stage"] == "main") & (results["twin"] == "organism")]
     rates = main.groupby("arm")["learning_rate"].nunique()
-    return "main" if (rates > 1).any() else "choose"
+    return "main" if len(rates) and (rates > 1).all() else "choose"
 
 
 def make(csv: Path) -> Figure:
