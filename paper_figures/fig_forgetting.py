@@ -19,7 +19,7 @@ from paper_figures.sources import MissingDataError
 SOURCE = arms.SOURCE
 MEASURES = {"kl_in": "KL in domain,\nnats a token", "kl_out": "KL out of domain,\nnats a token",
             "other_drop": "pass lost on\nother skills"}  # fmt: skip
-NUM_LEVELS = 25
+NUM_LEVELS = 21
 
 
 def collect(source: Path) -> pd.DataFrame:
@@ -48,7 +48,7 @@ def collect(source: Path) -> pd.DataFrame:
 
 
 def _stage(results: pd.DataFrame) -> str:
-    """The main runs where every arm has several learning rates there, else those that chose them."""
+    """The main runs where every arm has several learning rates there, else those of stage 1."""
     main = results[(results["stage"] == "main") & (results["twin"] == "organism")]
     rates = main.groupby("arm")["learning_rate"].nunique()
     return "main" if len(rates) and (rates > 1).all() else "choose"
