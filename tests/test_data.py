@@ -206,6 +206,7 @@ def test_training_needs_no_test_prompts_but_testing_does() -> None:
         ({"batch_size": 30, "group_size": 8}, "group_size=8; the nearest that are: 24 or 32"),
         ({"batch_size": 5, "group_size": 8}, "group_size=8; the nearest that are: 8 or 16"),
         ({"batch_size": 0, "group_size": 8}, "the nearest that are: 8 or 16"),
+        ({"batch_size": -8, "group_size": 8}, "the nearest that are: 8 or 16"),
         ({"num_rollouts": 0}, "num_rollouts=0: give at least 1"),
         ({"num_validation_prompts": -1}, "num_validation_prompts=-1: give at least 0"),
         ({"validation_batch_size": 0}, "validation_batch_size=0"),

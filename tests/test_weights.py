@@ -441,6 +441,36 @@ def test_a_cached_hub_copy_is_found_offline(tmp_path: Path) -> None:
     assert (facts["source"], facts["name"], facts["revision"]) == ("hub", "org/name", snapshot.name)
 
 
+@pytest.mark.parametrize(
+    ("card", "licence"),
+    [
+        ("---\nlicense: apache-2.0\ntags: [x]\n---\nA model.\n", "apache-2.0"),
+        ("---\ntags: [x]\n---\n", None),
+        ("No head at all.\n", None),
+        ("---\nlicense: [unclosed\n---\n", None),
+        ("---\njust words\n---\n", None),
+    ],
+)
+def test_the_licence_stands_in_the_model_card(
+    tmp_path: Path, card: str, licence: str | None
+) -> None:
+    snapshot = hub_cache(tmp_path, "config.json", "model.safetensors")
+    (snapshot / "README.md").write_text(card)
+    facts = source_of(snapshot, with_hashes=True)
+    assert facts["licence"] == licence
+    assert "files" not in facts  # the revision says which they are
+
+
+def test_a_folder_s_weights_are_known_by_their_hashes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "b.safetensors").write_bytes(b"1")
+    (tmp_path / "a.bin").write_bytes(b"2")
+    digests = {name: hashlib.sha256(data).hexdigest() for name, data in
+               (("b.safetensors", b"1"), ("a.bin", b"2"))}  # fmt: skip
+    assert source_of(tmp_path, with_hashes=True)["files"] == digests
+    assert "files" not in source_of(tmp_path)
+
+
 def test_half_a_cached_hub_copy_is_not_taken(tmp_path: Path) -> None:
     hub_cache(tmp_path, "config.json")
     with pytest.raises(WeightsUnavailableError, match="hub org/name: it has no weights"):

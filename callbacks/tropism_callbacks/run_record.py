@@ -16,7 +16,7 @@ from tropism.measurements.component_statistics import component_statistics
 from tropism.measurements.disk import explained_disk_full, require_writable
 from tropism.measurements.records import TABLES
 from tropism.provenance import RunFile, collect
-from tropism.tasks.optional import data_sources
+from tropism.tasks.optional import data_sources, sandbox_modes
 from tropism.types import RolloutBatch, StepObserver
 from tropism_callbacks.run_folder import Recorder, Summarized, run_folder
 from tropism_callbacks.tensorboard import log_scalars
@@ -69,6 +69,12 @@ class RunRecord(Callback, StepObserver):
             self._file.update(
                 model_source=pl_module.policy.provenance,
                 data=data_sources(pl_module.evaluated_tasks.values()),
+                sandbox=sandbox_modes(pl_module.evaluated_tasks.values()),
+                extra_rewards={
+                    reward.name: dict(source)
+                    for reward in pl_module.extra_rewards
+                    if (source := reward.source())
+                },
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:

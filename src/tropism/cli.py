@@ -94,9 +94,23 @@ class TropismCLI(LightningCLI):
         """The config of this call decides; Lightning would overlay the checkpoint's settings."""
 
     def before_fit(self) -> None:
-        """Lightning opens the run folder before any callback could say why that fails."""
+        """What would fail later and less clearly: in processes of their own, in an open folder."""
+        from tropism.data import PromptDataModule
+        from tropism.evaluation.contamination import hold_out
+
+        self._check_devices()
+        if isinstance(self.datamodule, PromptDataModule):
+            hold_out(self._get(self.config_init, "suite"), self.datamodule)
         if self.trainer.log_dir is not None:
             require_writable(self.trainer.log_dir)
+
+    def before_validate(self) -> None:
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        from tropism.finetuning import check_one_device
+
+        check_one_device(self.trainer)
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand] if self.subcommand else self.config

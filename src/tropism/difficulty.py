@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_warn
+
 from tropism.mixing import CURRICULA, Curriculum
 from tropism.types import Prompt
 
@@ -118,6 +120,22 @@ def wording_sha256(prompt: Prompt) -> str:
     """What the model is shown, before its chat template."""
     shown = prompt.text if prompt.messages is None else [dict(m) for m in prompt.messages]
     return hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+
+
+def warn_of_another_model(header: Mapping[str, Any], settings: Any) -> None:
+    """Warn where a file's rates are of another model than the run starts from.
+
+    Args:
+        header: The file's first line.
+        settings: The run's model (``tropism.models.Model``); None where it is not known.
+    """
+    for setting in () if settings is None else ("name", "revision", "adapter"):
+        then, now = header["model"][setting], getattr(settings, setting)
+        if then != now:
+            rank_zero_warn(
+                f"data.difficulty: the pass rates are of model.{setting}={then!r}, and the run "
+                f"starts from {now!r}; what is easy for one may be hard for the other."
+            )
 
 
 def mixed_share(rates: Iterable[float], group_size: int) -> float:

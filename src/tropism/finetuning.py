@@ -20,7 +20,7 @@ from tropism.measurements.layer_names import LinearSite
 from tropism.models import LoRA, Model, load_policy
 from tropism.optimization import AdamW
 from tropism.policy import Policy
-from tropism.resume import apply_learning_rate, check_same_policy
+from tropism.resume import apply_learning_rate, check_same_policy, check_same_rewards
 from tropism.rewards import Rewards
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine, check_context
@@ -101,6 +101,7 @@ class FineTuning(L.LightningModule):
         self._should_keep_start = True
 
     def setup(self, stage: str) -> None:
+        check_one_device(self.trainer)
         _check_trainer(self.trainer)
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         self.tasks = carry(data.tasks, self.extra_rewards)
@@ -307,6 +308,7 @@ class FineTuning(L.LightningModule):
         return {
             "rollout": self.rollout,
             "reward_weights": self.rewards.state_dict(),
+            "extra_rewards": [reward.identity() for reward in self.extra_rewards],
             "placement": None if self.placement is None else self.placement.state_dict(),
         }
 
@@ -328,7 +330,24 @@ class FineTuning(L.LightningModule):
         check_same_policy(checkpoint["hyper_parameters"], self.hparams)
         if self._trainer is not None and self.trainer.state.fn == "fit":
             apply_learning_rate(checkpoint, self.hparams["optimizer"])
+            check_same_rewards(
+                checkpoint["tropism"].get("extra_rewards", ()),
+                [reward.identity() for reward in self.extra_rewards],
+            )
         self.load_run_state(checkpoint["tropism"])
+
+
+def check_one_device(trainer: L.Trainer) -> None:
+    """Refuse several processes: each would sample, train and count the same prompts.
+
+    Raises:
+        ValueError: There are several.
+    """
+    if trainer.world_size > 1:
+        raise ValueError(
+            f"trainer.devices={trainer.num_devices}, trainer.num_nodes={trainer.num_nodes}: prompts"
+            " are not shared out among devices yet; add --trainer.devices 1 --trainer.num_nodes 1."
+        )
 
 
 def _check_trainer(trainer: L.Trainer) -> None:

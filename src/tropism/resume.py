@@ -1,8 +1,8 @@
-"""What a checkpoint may be resumed with: the same policy, and where asked another learning rate."""
+"""What a checkpoint may be resumed with: the same policy and rewards, another learning rate."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Without these the stored tensors mean another policy.
@@ -32,6 +32,35 @@ def check_same_policy(saved: Mapping[str, Any], present: Mapping[str, Any]) -> N
         raise ValueError(
             f"the checkpoint belongs to other settings ({'; '.join(differing)}). Use the config of "
             "the run that wrote it (config.yaml in its folder)."
+        )
+
+
+def check_same_rewards(
+    saved: Sequence[Mapping[str, Any]], present: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse extra rewards that judge otherwise than those of the checkpoint's run.
+
+    Args:
+        saved: ``ExtraReward.identity`` of each, in the checkpoint.
+        present: The same, of this run.
+
+    Raises:
+        ValueError: Names each setting with both values.
+    """
+    before, now = ({one["name"]: one for one in rewards} for rewards in (saved, present))
+    differing = [
+        f"extra_rewards.{name}.{setting}: {before[name].get(setting)!r} in the checkpoint, "
+        f"{now[name].get(setting)!r} here"
+        for name in before
+        if name in now
+        for setting in sorted(before[name].keys() | now[name].keys())
+        if before[name].get(setting) != now[name].get(setting)
+    ]
+    if differing:
+        raise ValueError(
+            f"the checkpoint's run was rewarded otherwise ({'; '.join(differing)}). Use the config "
+            "of the run that wrote it (config.yaml in its folder), or start from its adapter "
+            "(model.adapter)."
         )
 
 

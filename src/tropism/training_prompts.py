@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 
 from tropism.decontamination import ENOUGH_FOR_TEMPLATE, Decontaminate, HeldOutTexts, Leak
 from tropism.difficulty import Difficulty
-from tropism.mixing import Epochs, OrderedEpochs
+from tropism.mixing import Epochs, OrderedEpochs, quota_order
 from tropism.tasks.base import Task
 from tropism.tasks.splits import NotEnoughPromptsError
 from tropism.types import Prompt
@@ -56,15 +57,19 @@ class TrainingPrompts:
                 )
         self.pools.update(kept)
 
+    def leaks(self, places: Mapping[str, Sequence[Prompt]]) -> dict[str, list[Leak]]:
+        """Task name -> its prompts that share text with those of ``places``."""
+        held_out = HeldOutTexts(places)
+        return {
+            task.name: held_out.leaks(self.pools[task.name], partial(self._more_of, task))
+            for task in self._tasks
+        }
+
     def decontaminate(self, places: Mapping[str, Sequence[Prompt]], mode: Decontaminate) -> None:
         """Drop, or warn of, what shares text with the prompts of ``places``."""
         if mode == "off":
             return
-        held_out = HeldOutTexts(places)
-        found = {
-            task.name: held_out.leaks(self.pools[task.name], partial(self._more_of, task))
-            for task in self._tasks
-        }
+        found = self.leaks(places)
         counts = self.left_out.setdefault("contaminated", dict.fromkeys(self.pools, 0))
         for name, leaks in found.items():
             counts[name] += len(leaks)
@@ -116,6 +121,20 @@ class TrainingPrompts:
             curriculum=difficulty.curriculum,
             fade_rollouts=difficulty.fade_rollouts,
         )
+
+    def schedule(
+        self, shares: Mapping[str, float], num_rollouts: int, prompts_per_rollout: int
+    ) -> list[list[Prompt]]:
+        """The prompts of each rollout, by the tasks' shares; no rollout has one twice."""
+        names = quota_order(shares)
+        drawn = {name: self.epochs(name) for name in self.pools}
+        batches = []
+        for rollout in range(num_rollouts):
+            batch: list[Prompt] = []
+            for name in islice(names, prompts_per_rollout):
+                batch.append(drawn[name].draw(avoid=batch, rollout=rollout))
+            batches.append(batch)
+        return batches
 
     def identity(self) -> dict[str, Any]:
         """What the order depends on, besides the seed: a run resumes only under the same."""

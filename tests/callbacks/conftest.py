@@ -122,6 +122,8 @@ class StandIn(L.LightningModule):
         self.policy = Policy(uses_lora=uses_lora)
         self.network = self.policy.model
         self.tasks = self.evaluated_tasks = {"arithmetic": Arithmetic()}
+        self.extra_rewards: tuple[Any, ...] = ()
+        self.extra_rewards = ()
         self.rewards = SimpleNamespace(weights={"right": 1.0, "short": 0.25})
         self.placement = SimpleNamespace(entry=self._entry) if uses_lora else None
         self.gradient_shares: dict[str, float | None] = {}

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,21 @@ def test_run_file_from_start_to_summary(make_run: Callable[..., Any]) -> None:
     content = json.loads((run.folder / "run.json").read_text())
     assert content["status"] == "finished"
     assert content["seed"] == 7
+    assert (content["sandbox"], content["extra_rewards"]) == ({}, {})
     assert content["summary"] == {"rollouts": 4, "steps": 3, "reward": 0.375}
+
+
+def test_run_file_says_what_confines_and_what_judges(
+    make_run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(RunRecord())
+    (task,) = run.module.tasks.values()
+    monkeypatch.setattr(type(task), "sandbox_mode", "bubblewrap", raising=False)
+    judged = SimpleNamespace(name="liked", source=lambda: {"source": "hub", "revision": "c0ffee"})
+    run.module.extra_rewards = (SimpleNamespace(name="short", source=dict), judged)
+    content = json.loads((run.fit().folder / "run.json").read_text())
+    assert content["sandbox"] == {"arithmetic": "bubblewrap"}
+    assert content["extra_rewards"] == {"liked": {"source": "hub", "revision": "c0ffee"}}
 
 
 def test_a_failed_run_says_so(make_run: Callable[..., Any], stand_in: type) -> None:

@@ -193,6 +193,15 @@ def test_a_single_prompt_has_a_difference_and_no_interval() -> None:
     assert math.isnan(compared.difference.low)
 
 
+def test_models_judged_on_different_prompts_are_not_compared() -> None:
+    # a scorer that abstains on one prompt of the one and on the other of the other
+    found = results(
+        [answered(BASE, [[1.0], [None]]), answered(TUNED, [[None], [1.0]])], base="base", seed=0
+    )
+    assert [(r.estimate.n, r.comparison) for r in found] == [(1, None), (1, None)]
+    assert wins(found) == []
+
+
 def test_rows_have_the_columns_of_their_table() -> None:
     found = results(
         [

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning import Trainer
 
+from tropism import GRPO, PromptDataModule
 from tropism.measurements.records import read
+from tropism.models import Model
 from tropism.rewards import RewardError
 from tropism.tasks.skills import Skills
 from tropism.update import NonFiniteError
@@ -144,3 +147,25 @@ def test_a_run_that_learnt_nothing_says_so(tropism, monkeypatch):
     monkeypatch.setattr(Skills, "score", lambda *_: {"format": None, "accuracy": None})
     with pytest.warns(UserWarning, match="No optimizer step was taken"):
         tropism("--data.init_args.num_rollouts", "1")
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test"])
+@pytest.mark.parametrize("setting", ["trainer.devices", "trainer.num_nodes"])
+def test_several_devices_are_refused_before_a_process_starts(
+    tropism, monkeypatch, subcommand, setting
+):
+    launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
+    monkeypatch.setattr(f"{launcher}.launch", lambda *_, **__: pytest.fail("processes started"))
+    with pytest.raises(ValueError, match=rf"{setting}=2.*add --trainer.devices 1"):
+        tropism(f"--{setting}", "2", "--trainer.strategy", "ddp", subcommand=subcommand)
+    assert not Path("runs").exists()
+
+
+def test_several_devices_are_refused_outside_the_command_too():
+    module = GRPO(model=Model(name="organism"))
+    data = PromptDataModule([Skills()], batch_size=8, group_size=8, num_rollouts=1)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp_fork", logger=False)
+    module.trainer = trainer
+    trainer.datamodule = data
+    with pytest.raises(ValueError, match=r"trainer.devices=2"):
+        module.setup("fit")

@@ -1,5 +1,6 @@
 """Extra rewards in runs of the command: recorded, weighed, evaluated, resumed, moved, refused."""
 
+import hashlib
 import json
 import math
 import re
@@ -93,6 +94,20 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tropism):
         tropism(*TWO, "--ckpt_path", str(middle))
 
 
+def test_a_run_resumes_only_with_rewards_that_judge_alike(tropism):
+    run = tropism(*TWO, EXTRA, SHAPED, *CHECKPOINTS)
+    middle = str(run / "checkpoints" / "rollout=000001.ckpt")
+    other = SHAPED.replace('"falloff": 4', '"falloff": 5').replace("2}", "3}")
+    message = r"length.falloff: 4 in the checkpoint, 5 here; extra_rewards.repetition.n: 2 in the"
+    with pytest.raises(ValueError, match=message):
+        tropism(*TWO, EXTRA, other, "--ckpt_path", middle)
+    renamed = '[{"class_path": "tropism.shaping.SoftOverlong", "init_args": {"buffer": 4, '
+    renamed += '"name": "length"}}, {"class_path": "tropism.shaping.Repetition"}]'
+    with pytest.raises(ValueError, match=r"length.class: 'tropism.shaping.length.Length' in the"):
+        tropism(*TWO, EXTRA, renamed, "--ckpt_path", middle)
+    tropism(*TWO, EXTRA, other, "--ckpt_path", middle, subcommand="validate")
+
+
 def test_a_checkpoint_with_extra_rewards_loads_without_its_config(tropism):
     from tropism import GRPO
 
@@ -137,7 +152,12 @@ def test_a_reward_model_trains_from_the_command_line(tropism, tmp_path):
         shutil.copy(weights_folder() / file, folder)
     settings = {"model": str(folder), "scale": 2.0, "dtype": "float32", "name": "liked"}
     extra = json.dumps([{"class_path": "tropism.shaping.RewardModel", "init_args": settings}])
+    (folder / "README.md").write_text("---\nlicense: mit\n---\nScores answers.\n")
     run = tropism(*TWO, EXTRA, extra, *EVERY_SAMPLE)
+    (source,) = json.loads((run / "run.json").read_text())["extra_rewards"].values()
+    file = folder / "model.safetensors"
+    assert source["files"] == {file.name: hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert (source["source"], source["name"], source["licence"]) == ("folder", str(folder), "mit")
     liked = [components["liked"] for components in read(run, "completions")["components"]]
     assert len(liked) == 16
     assert all(0 < value < 1 for value in liked)

@@ -190,7 +190,7 @@ def test_changed_settings_are_not_mistaken_for_done(suite, asked):
         (["--suite.checkpointz", "[x]"], "checkpointz"),
         (["--ckpt_path", "nowhere"], "give a .ckpt file"),
         (["--suite.base=false"], "no model to test"),
-        (["--trainer.devices=2"], "runs on one device"),
+        (["--trainer.devices=2"], "trainer.devices=2"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_loading(suite, monkeypatch, capsys, arguments, message):
@@ -208,3 +208,39 @@ def test_a_training_run_is_not_written_into(suite, tmp_path):
     (folder / "run.json").write_text('{"schema": 1, "status": "finished", "attempts": []}')
     with pytest.raises(ValueError, match="is the folder of a training run"):
         suite()
+
+
+def test_benchmarks_of_the_suite_are_not_trained_on_and_testing_says_what_is_shared(
+    tropism, suite, tmp_path, capsys
+):
+    trained = Skills().prompts("train", 16, 0)
+    rows = [p.messages[-1]["content"].upper() for p in (trained[3], trained[7])]
+    exam = tmp_path / "exam.jsonl"
+    exam.write_text("".join(json.dumps({"prompt": t, "answer": ""}) + "\n" for t in rows))
+    task = {
+        "class_path": "tropism.tasks.rows.Rows",
+        "init_args": {"path": str(exam), "scorer": "tropism.rewards.exact_match", "name": "exam",
+                      "test_path": str(exam), "validation_fraction": 0},
+    }  # fmt: skip
+    exams = ("--suite.benchmarks", json.dumps([{"task": task}]))
+    few = ("--data.init_args.num_rollouts=2", "--data.init_args.num_train_prompts=16")
+
+    with pytest.warns(UserWarning, match=r"2 of 16 training prompts .*\(benchmark exam\)"):
+        run = tropism(*few, *exams)
+    kept = json.loads((run / "run.json").read_text())["summary"]["training_prompts"]
+    assert (kept["contaminated"], kept["kept"]) == ({"skills": 2}, {"skills": 14})
+    run = tropism(*few, *exams, "--data.init_args.decontaminate=off")
+    kept = json.loads((run / "run.json").read_text())["summary"]["training_prompts"]
+    assert kept["kept"] == {"skills": 16}
+
+    capsys.readouterr()
+    folder = suite(*few, *exams)
+    found = json.loads((folder / "run.json").read_text())["shared_with_training"]
+    assert found["decontaminate"] == "drop"
+    counts = found["benchmarks"]
+    assert {name: (c["skills"]["shared"], c["skills"]["of"]) for name, c in counts.items()} == {
+        "skills": (0, 16), "exam": (2, 16)
+    }  # fmt: skip
+    assert counts["exam"]["skills"]["examples"][0]["trained_on"] == trained[3].id
+    output = " ".join(capsys.readouterr().out.split())
+    assert "exam: 2 of 16 training prompts of 'skills' share text with it" in output

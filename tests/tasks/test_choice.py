@@ -4,15 +4,9 @@ from collections import Counter
 
 import pytest
 
-from tropism.tasks.choice import (
-    ARC,
-    MMLU,
-    SCIENCE,
-    Choice,
-    OpenBookQA,
-    chosen_letter,
-    chosen_text,
-)
+from tropism.tasks.choice import ARC, MMLU, SCIENCE, OpenBookQA
+from tropism.tasks.choice_answers import chosen_letter, chosen_text
+from tropism.tasks.choice_task import Choice
 from tropism.tasks.prompt_format import PromptFormat
 
 CHOICES = ["a marsh", "a tundra", "the plains", "A desert"]

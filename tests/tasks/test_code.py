@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from tropism.sandbox import SandboxError, shared
 from tropism.scoring import score_completions
+from tropism.shaping import Repetition
 from tropism.tasks.code import MBPP, HumanEval
 from tropism.tasks.code_answers import extract_code, fenced, first_body
 from tropism.tasks.code_task import CodeTask
+from tropism.tasks.extra import Carrier
+from tropism.tasks.optional import sandbox_modes
 from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.skills import Skills
 from tropism.tasks.splits import NotEnoughPromptsError
 from tropism.types import Prompt
 
@@ -307,3 +312,17 @@ def test_all_gold_answers_pass_their_own_asserts_too(data_folder: str) -> None:
         prompts = [prompt for prompt in prompts if prompt.columns["forgeable"]]
         assert prompts
         assert set(passes(task, [(p, task.gold(p)) for p in prompts])) == {1.0}
+
+
+def test_what_confines_a_task_is_told_for_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    carried = Carrier(MBPP(), [Repetition()])
+    assert sandbox_modes([Skills(), carried, HumanEval()]) == {
+        "mbpp": shared("auto").mode, "humaneval": shared("auto").mode
+    }  # fmt: skip
+
+    def none(self: CodeTask) -> str:
+        raise SandboxError("no sandbox that holds")
+
+    monkeypatch.setattr(CodeTask, "sandbox_mode", property(none))
+    with pytest.raises(SandboxError, match="no sandbox that holds"):
+        sandbox_modes([MBPP()])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tropism.resume import check_same_rewards
 from tropism.rewards import RewardError, Rewards, component_tensors, score_completions
 from tropism.scoring import component_names, score_rollouts
 from tropism.tasks.base import Scores, Split, Task
@@ -215,3 +216,32 @@ def test_a_fault_of_the_task_itself_still_bears_the_tasks_name() -> None:
 def test_names_that_are_refused(rewards: list[ExtraReward], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         carry([Digits()], rewards)
+
+
+class Custom(ExtraReward):
+    """As users write them: a name of its own, and arguments that are no plain values."""
+
+    name = "custom"
+    only_where = frozenset({"address"})
+
+    def __init__(self, judge: Any, bounds: tuple[int, int] = (0, 1), address: str = "") -> None:
+        self.judge, self.bounds, self.address = judge, bounds, address
+
+    def score(self, prompt: Prompt, completion: Completion) -> float:
+        return 1.0
+
+
+def test_what_a_resumed_run_compares() -> None:
+    identity = Custom(math.gcd, address="http://a").identity()
+    assert identity == {
+        "name": "custom",
+        "class": f"{Custom.__module__}.Custom",
+        "judge": "math.gcd",
+        "bounds": [0, 1],
+    }
+    check_same_rewards([identity], [Custom(math.gcd, (0, 1), "http://b").identity()])
+    check_same_rewards([Custom(Short()).identity()], [Custom(Short()).identity()])
+    with pytest.raises(ValueError, match=r"custom.bounds: \[0, 1\] in the .*, \[0, 2\] here"):
+        check_same_rewards([identity], [Custom(math.gcd, (0, 2)).identity()])
+    with pytest.raises(ValueError, match=r"custom.judge: 'math.gcd' in .* 'math.lcm' here"):
+        check_same_rewards([identity], [Custom(math.lcm).identity()])

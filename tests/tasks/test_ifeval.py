@@ -90,6 +90,10 @@ def test_every_instruction_is_tested_or_named_as_needing_data() -> None:
     assert {name for name, *_ in CASES} | set(NEEDS_NLTK_DATA) == INSTRUCTION_DICT.keys()
 
 
+def test_a_thousand_brackets_are_no_json() -> None:
+    assert not is_followed("[" * 1000, "detectable_format:json_format", {})
+
+
 def test_shares_of_several_instructions() -> None:
     prompt = prompt_of(
         ("punctuation:no_comma", {}),

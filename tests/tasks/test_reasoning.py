@@ -1,7 +1,9 @@
 """Reasoning Gym: what is refused, strict extraction and comparison, disjoint splits."""
 
 import inspect
+import itertools
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,20 @@ from reasoning_gym.factory import DATASETS
 
 from tropism.tasks.final_answer import extract_answer, same_answer
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.reasoning import INSTRUCTION, REFUSED, SEVERAL_ANSWERS, Reasoning
+from tropism.tasks.reasoning import INSTRUCTION, Reasoning
+from tropism.tasks.reasoning_datasets import HASH_DEPENDENT, REFUSED, SEVERAL_ANSWERS
 from tropism.tasks.splits import NotEnoughPromptsError
 from tropism.types import Prompt
 
+pytestmark = pytest.mark.usefixtures("fixed_hashes")
+
 ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 TWO_DIGITS = {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}
+
+
+@pytest.fixture
+def fixed_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
 
 
 @pytest.mark.parametrize(
@@ -160,6 +170,60 @@ def test_prompts_are_distinct_stable_and_extend() -> None:
     assert len({prompt.id for prompt in prompts}) == 60
     assert prompts == list(Reasoning("chain_sum", TWO_DIGITS).prompts("train", 90, seed=4))[:60]
     assert prompts != list(task.prompts("train", 60, seed=5))
+
+
+@pytest.mark.parametrize("dataset", ["acre", "gsm_symbolic", "list_functions"])
+def test_a_data_set_of_fixed_size_goes_on_with_another_seed(dataset: str) -> None:
+    """These, and word_ladder, make no more than ``size`` (500) questions at once."""
+    task = Reasoning(dataset)
+    found = task.prompts("train", 600, seed=0)
+    assert len({prompt.id for prompt in found}) == 600
+    assert found[:450] == task.prompts("train", 450, seed=0)
+
+
+def test_other_data_sets_go_on_as_one_would() -> None:
+    whole = Reasoning("chain_sum")._make(seed=7)
+    entries = itertools.islice(Reasoning("chain_sum")._entries(seed=7), 1200)
+    assert all(
+        entry["question"] == whole[i]["question"] and entry["answer"] == whole[i]["answer"]
+        for i, entry in enumerate(entries)
+    )
+
+
+@pytest.mark.parametrize("dataset", ["knight_swap", "list_functions"])
+def test_pythons_global_generator_neither_matters_nor_moves(dataset: str) -> None:
+    random.seed(1)
+    state = random.getstate()
+    found = Reasoning(dataset).prompts("train", 60, seed=0)
+    assert random.getstate() == state
+    random.seed(2)
+    assert Reasoning(dataset).prompts("train", 60, seed=0) == found
+
+
+@pytest.mark.parametrize("value", [None, "random"])
+def test_data_sets_that_hashes_of_strings_move_need_them_fixed(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED")
+    if value is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", value)
+    Reasoning("chain_sum")
+    for dataset in HASH_DEPENDENT:
+        with pytest.raises(ValueError, match=rf"'{dataset}'.*PYTHONHASHSEED=0.*it is 'random'"):
+            Reasoning(dataset)
+
+
+def test_a_data_set_that_runs_out_says_with_which_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Reasoning("word_ladder")
+    source = task._make(seed=0)
+
+    def used_up(*arguments: object) -> None:
+        raise RuntimeError("Failed to find valid pair for length 3")
+
+    monkeypatch.setattr(source, "_generate_word_pair", used_up)
+    monkeypatch.setattr(task, "_make", lambda seed: source)
+    with pytest.raises(ValueError, match=r"'word_ladder' with config=.*no question 0.*Widen its"):
+        task.prompts("train", 1, seed=0)
 
 
 def test_a_small_question_space_says_so() -> None:

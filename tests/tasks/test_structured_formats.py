@@ -139,6 +139,7 @@ def test_malformed_json(text: str) -> None:
         "a: b: c",
         "? [x]\n: 1",
         "a: " + "9" * 5_000,
+        "a: " + "0:" * 200 + "0.",
         "a: '\x00'",
         "a: 1\n" * 5_000,
         "".join(" " * depth + "a:\n" for depth in range(30)) + " " * 30 + "b",

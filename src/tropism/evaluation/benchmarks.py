@@ -88,6 +88,25 @@ class Benchmark(Measures):
         if self.num_prompts < 1:
             raise ValueError(f"num_prompts={self.num_prompts}: give at least 1.")
 
+    def draw(self, seed: int) -> tuple[Prompt, ...]:
+        """Its prompts; ``seed`` keys which they are where the split has more.
+
+        Raises:
+            ValueError: The split has none, or the task breaks the contract of ``Task.prompts``.
+        """
+        task, split, num = self.task, self.split, self.num_prompts
+        try:
+            prompts = task.prompts(split, num, seed)
+        except NotEnoughPromptsError as error:
+            if not error.num_available:
+                raise
+            prompts = task.prompts(split, error.num_available, seed)
+        if not prompts:
+            raise ValueError(f"task {task.name!r} has no prompts of split {split!r}.")
+        if len({prompt.id for prompt in prompts}) != len(prompts):
+            raise ValueError(f"task {task.name!r} gave a prompt id twice in split {split!r}.")
+        return tuple(prompts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
@@ -173,7 +192,7 @@ def plan(suite: Suite, data: Sequence[DataTask], *, sampling: Sampling, seed: in
     for benchmark in suite.benchmarks:
         domain: Domain = "in" if benchmark.task.name in trained else "out"
         name = benchmark.name or benchmark.task.name
-        prompts = _draw(benchmark, seed)
+        prompts = benchmark.draw(seed)
         asked.append((name, domain, benchmark.split, benchmark.task, prompts, benchmark))
     if not asked:
         raise ValueError(
@@ -200,21 +219,6 @@ def plan(suite: Suite, data: Sequence[DataTask], *, sampling: Sampling, seed: in
             for mode, num, ks in modes
         ]
     return jobs
-
-
-def _draw(benchmark: Benchmark, seed: int) -> tuple[Prompt, ...]:
-    task, split, num = benchmark.task, benchmark.split, benchmark.num_prompts
-    try:
-        prompts = task.prompts(split, num, seed)
-    except NotEnoughPromptsError as error:
-        if not error.num_available:
-            raise
-        prompts = task.prompts(split, error.num_available, seed)
-    if not prompts:
-        raise ValueError(f"task {task.name!r} has no prompts of split {split!r}.")
-    if len({prompt.id for prompt in prompts}) != len(prompts):
-        raise ValueError(f"task {task.name!r} gave a prompt id twice in split {split!r}.")
-    return tuple(prompts)
 
 
 def _modes(

@@ -16,21 +16,21 @@ from typing import Any
 from lightning import Trainer
 from rich.console import Console
 
-from tropism.evaluation import report
+from tropism.evaluation import contamination, report
 from tropism.evaluation.benchmarks import DataTask, Job, Suite, plan, tasks_of
 from tropism.evaluation.comparison import Result, results, wins
 from tropism.evaluation.contestants import Contestant, contestants
 from tropism.evaluation.samples import SampleTable
 from tropism.evaluation.suite import Answered, Progress, run_suite
-from tropism.finetuning import FineTuning
+from tropism.finetuning import FineTuning, check_one_device
 from tropism.measurements.disk import explained_disk_full, require_writable
 from tropism.measurements.records import RecordTable
 from tropism.models import load_policy
 from tropism.policy import Policy
 from tropism.provenance import RunFile, collect
-from tropism.tasks.optional import data_sources
+from tropism.tasks.optional import data_sources, sandbox_modes
 from tropism.types import Prompt
-from tropism.weights import sha256_of
+from tropism.weights import source_of
 
 BASE = "base"
 
@@ -61,13 +61,17 @@ def run_test(
     asked = [] if data is None else _data_tasks(data, is_asked=suite.data_tasks is not None)
     jobs = plan(suite, asked, sampling=module.sampling, seed=module.seed)
     folder = Path(str(trainer.log_dir))
+    console = Console()
+    shared = contamination.compared(jobs, data)
+    for line in contamination.lines(shared):
+        console.print(line, highlight=False, markup=False)
     file = _open(folder, module, models, jobs)
+    file.update(shared_with_training=shared, sandbox=sandbox_modes(tasks_of(jobs).values()))
 
     policy = load_policy(replace(module.model_settings, adapter=None), None)
     policy.model.to(trainer.strategy.root_device)
     module.engine.bind(policy)
     file.update(model_source=policy.provenance)
-    console = Console()
     answered = _answer(
         suite, models, jobs, module=module, policy=policy, folder=folder, console=console
     )
@@ -87,11 +91,7 @@ def run_test(
 
 
 def _check_trainer(trainer: Trainer) -> None:
-    if trainer.world_size > 1:
-        raise ValueError(
-            f"trainer.devices={trainer.num_devices}, num_nodes={trainer.num_nodes}: `tropism test` "
-            "runs on one device; add --trainer.devices 1 --trainer.num_nodes 1."
-        )
+    check_one_device(trainer)
     if trainer.log_dir is None:
         raise ValueError(
             "trainer.logger gives no folder to write to: set trainer.logger to "
@@ -187,8 +187,7 @@ def _identity(policy: Policy, module: FineTuning) -> dict[str, Any]:
     settings = asdict(module.model_settings)
     source: dict[str, Any] = dict(policy.provenance)
     if source.get("source") == "folder":  # whose files may have changed
-        files = sorted(Path(policy.source).glob("*.safetensors"))
-        source["files"] = {file.name: sha256_of(file) for file in files}
+        source = source_of(policy.source, with_hashes=True)
     how = {name: settings[name] for name in ("dtype", "chat_template")}
     return {**how, "source": source}
 

@@ -190,8 +190,11 @@ def _mean(numbers: Sequence[float], seed: int, *, lowest: float = 0.0) -> Estima
     return Estimate(value, value - unseen * (value - lowest), value + unseen * (1.0 - value), n)
 
 
-def _compare(result: Result, base: Result, seed: int) -> Comparison:
+def _compare(result: Result, base: Result, seed: int) -> Comparison | None:
+    """None where no prompt was judged for both."""
     common = [prompt for prompt in result.values if prompt in base.values]
+    if not common:
+        return None
     a, b = ([values[prompt] for prompt in common] for values in (result.values, base.values))
     difference = _mean([x - y for x, y in zip(a, b, strict=True)], seed, lowest=-1.0)
     if len(common) < 2:

@@ -51,6 +51,8 @@ class RewardModel(ExtraReward):
             label that it does not have, no chat template, a longer max_tokens than its context.
     """
 
+    only_where = frozenset({"batch_size", "device"})
+
     def __init__(
         self,
         model: str,
@@ -89,6 +91,7 @@ class RewardModel(ExtraReward):
         self.conversation, self.max_tokens, self.too_long = conversation, max_tokens, too_long
         self.batch_size, self.dtype, self.device = batch_size, dtype, device
         self._network: Any = None
+        self._source: dict[str, Any] = {}
         self._tokenizer: Any = None
         self._limit = 0
         self._output: int | None = None
@@ -126,6 +129,11 @@ class RewardModel(ExtraReward):
         network.requires_grad_(False)
         self._network = network.eval().to(device if self.device is None else self.device)
         self._tokenizer = tokenizer
+        self._source = weights.source_of(folder, with_hashes=True)
+
+    def source(self) -> Mapping[str, Any]:
+        """As ``tropism.weights.source_of`` says it."""
+        return self._source
 
     def _folder(self) -> str:
         try:

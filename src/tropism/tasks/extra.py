@@ -7,9 +7,10 @@ the run; ``tropism.shaping`` has some.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tropism.tasks.base import Options, Scores, Split, Task
 from tropism.types import Completion, Prompt
@@ -25,9 +26,26 @@ class ExtraReward(ABC):
 
     Attributes:
         name: Of the component, in ``reward_weights``, records and metrics.
+        only_where: Names of constructor arguments that say where and how fast it is computed, and
+            leave the scores as they are; a resumed run may change them.
     """
 
     name: str
+    only_where = frozenset[str]()  # as a ClassVar it would hide subclasses' types from jsonargparse
+
+    def identity(self) -> dict[str, Any]:
+        """What its scores depend on, for a resumed run to compare: the class, and its arguments.
+
+        Constructor arguments count that are attributes of the same name; of what is no plain value,
+        its name or that of its class.
+        """
+        arguments = inspect.signature(type(self)).parameters.keys() - self.only_where
+        values = {name: _plain(getattr(self, name)) for name in arguments if hasattr(self, name)}
+        return {"name": self.name, "class": _path(type(self)), **values}
+
+    def source(self) -> Mapping[str, Any]:
+        """Where the weights that it loaded are from, for ``run.json``; empty where it has none."""
+        return {}
 
     def prepare(self, *, max_new_tokens: int, device: torch.device) -> None:  # noqa: B027
         """Load what is needed; called before the first completion is judged.
@@ -108,6 +126,21 @@ class Carrier(Task):
 
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
         return self.task.baselines()
+
+
+def _plain(value: Any) -> Any:
+    """As a checkpoint has it, which is read as tensors and plain values alone."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return _path(value) if hasattr(value, "__qualname__") else _path(type(value))
+
+
+def _path(named: Any) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def carry(tasks: Sequence[Task], extra_rewards: Sequence[ExtraReward] | None) -> dict[str, Task]:

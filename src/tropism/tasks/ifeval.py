@@ -102,16 +102,20 @@ class IFEval(Task):
         answer = self.prompt_format.answer(completion) or ""
         columns = prompt.columns
         common, registry = _library()
-        _, scores = common.evaluate_instructions(
-            answer,
-            columns["instruction_id_list"],
-            columns["kwargs"],
-            columns["prompt"],
-            registry.INSTRUCTION_DICT,
-        )
+        try:
+            _, scores = common.evaluate_instructions(
+                answer,
+                columns["instruction_id_list"],
+                columns["kwargs"],
+                columns["prompt"],
+                registry.INSTRUCTION_DICT,
+            )
+            strict, partial = scores.binary_strict, scores.partial_strict
+        except RecursionError:  # its check for JSON, of a thousand brackets
+            strict = partial = 0.0
         return {
-            "prompt_strict": scores.binary_strict,
-            "instruction_strict": scores.partial_strict,
+            "prompt_strict": strict,
+            "instruction_strict": partial,
             **self.prompt_format.scores(completion),
         }
 

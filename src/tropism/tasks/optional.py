@@ -33,6 +33,25 @@ class Sourced(Protocol):
         """Records (dataclasses) of where each part of the data came from."""
 
 
+@runtime_checkable
+class Confined(Protocol):
+    """A task that runs what a model wrote."""
+
+    @property
+    def sandbox_mode(self) -> str:
+        """What confines it on this machine, as the sandbox's probe found; starts the sandbox."""
+
+
+def sandbox_modes(tasks: Iterable[Task]) -> dict[str, str]:
+    """Task name -> what confines its runs, of the tasks that run what a model wrote.
+
+    Raises:
+        SandboxError: No sandbox that holds can be had here.
+    """
+    own = [task.task if isinstance(task, Carrier) else task for task in tasks]
+    return {task.name: task.sandbox_mode for task in own if isinstance(task, Confined)}
+
+
 def data_sources(tasks: Iterable[Task]) -> Mapping[str, list[dict[str, Any]]]:
     """Task name -> place, revision, licence, ... of its data, of the tasks that say so."""
     sources = {}

@@ -8,7 +8,7 @@ A sample of `chain_sum` and an answer that passes:
 
 Differs from the package's own scores: they are partial, and read anything in the text. Here one
 final answer is extracted and compared strictly; only data sets whose questions have several right
-answers, listed below and read one by one, are judged by their own ``score_answer``, at 1.0.
+answers (``SEVERAL_ANSWERS``, read one by one) are judged by their own ``score_answer``, at 1.0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from __future__ import annotations
 import copy
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, ClassVar
@@ -24,52 +27,9 @@ from typing import Any, ClassVar
 from tropism.tasks.base import Scores, Split, Task
 from tropism.tasks.final_answer import extract_answer, one_answer, same_answer
 from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.reasoning_datasets import HASH_DEPENDENT, REFUSED, SEVERAL_ANSWERS
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
 from tropism.types import Prompt
-
-_RUNS_MODEL_TEXT = "its score_answer runs model text as code"
-
-REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "binary_matrix",
-            "countdown",
-            "intermediate_integration",
-            "n_queens",
-            "polynomial_multiplication",
-            "puzzle24",
-            "simple_integration",
-            "spiral_matrix",
-            "string_insertion",
-        ),
-        _RUNS_MODEL_TEXT,
-    ),
-    "codeio": "making its questions executes code out of its data file",
-    "composite": "it can hold any other data set; list several tasks instead",
-    "propositional_logic": "its answer is None",
-}
-"""Data sets that must not be used in the trainer's process, and why."""
-
-SEVERAL_ANSWERS = frozenset(
-    {
-        "cryptarithm",
-        "graph_color",
-        "group_anagrams",
-        "jugs",
-        "kakurasu",
-        "knight_swap",
-        "knights_knaves",
-        "palindrome_generation",
-        "palindrome_partitioning",
-        "prime_factorization",
-        "quantum_lock",
-        "shortest_path",
-        "sokoban",
-        "tower_of_hanoi",
-        "word_ladder",
-    }
-)
-"""Data sets whose questions have several right answers, and whose ``score_answer`` is safe."""
 
 INSTRUCTION = "End with one line: Answer: <your answer>"
 _PATIENCE = 2_000
@@ -96,7 +56,8 @@ class Reasoning(Task):
         prompt_format: How questions are put; chat without a system message where null.
 
     Raises:
-        ValueError: Unknown or refused data set; a configuration that it does not accept.
+        ValueError: Unknown or refused data set; one that needs ``PYTHONHASHSEED``; a configuration
+            that it does not accept.
     """
 
     # By instance, where other tasks have them by class.
@@ -125,6 +86,14 @@ class Reasoning(Task):
         if self.dataset in REFUSED:
             raise ValueError(
                 f"dataset={self.dataset!r} is refused: {REFUSED[self.dataset]}. Choose another."
+            )
+        hash_seed = os.environ.get("PYTHONHASHSEED", "random")
+        if self.dataset in HASH_DEPENDENT and not hash_seed.isdigit():
+            raise ValueError(
+                f"dataset={self.dataset!r} makes other questions in each process (they depend on "
+                f"Python's hashes of strings), so that no run could be resumed or repeated: start "
+                f"with PYTHONHASHSEED=0 in the environment (it is {hash_seed!r}), or choose "
+                "another."
             )
         if self.dataset not in DATASETS:
             usable = sorted(DATASETS.keys() - REFUSED.keys())
@@ -166,12 +135,11 @@ class Reasoning(Task):
         """
         check_split(split)
         key = hashlib.sha256(f"{self.dataset}/{split}/{seed}".encode()).digest()
-        source = self._make(seed=int.from_bytes(key[:4]) >> 1)
+        entries = self._entries(seed=int.from_bytes(key[:4]) >> 1)
         prompts: dict[str, Prompt] = {}
-        num_misses = index = 0
+        num_misses = 0
         while len(prompts) < num and num_misses < _PATIENCE:
-            entry = source[index]
-            index += 1
+            entry = next(entries)
             num_misses += 1
             if split_of(entry["question"]) != split:
                 continue
@@ -184,6 +152,25 @@ class Reasoning(Task):
                 self.name, split, num, len(prompts), "widen its config (more or larger numbers)"
             )
         return list(prompts.values())
+
+    def _entries(self, seed: int) -> Iterator[Mapping[str, Any]]:
+        """Questions and answers without end, by a data set of the next seed where one is used up.
+
+        Most data sets make question i from ``seed + i`` alone, so that they go on as one would.
+        """
+        while True:
+            source = self._make(seed)
+            for index in range(len(source)):
+                try:
+                    with _seeded(seed + index):
+                        entry = source[index]
+                except IndexError as error:
+                    raise ValueError(
+                        f"dataset={self.dataset!r} with config={self.config} has no question "
+                        f"{index} ({error}). Widen its config, or choose another data set."
+                    ) from error
+                yield entry
+            seed += len(source)
 
     def _prompt(self, entry: Mapping[str, Any]) -> Prompt:
         question, answer = entry["question"], entry["answer"]
@@ -241,3 +228,14 @@ class Reasoning(Task):
             return self._scorer(answer, copy.deepcopy(dict(entry))) >= 1.0
         except ValueError:  # what int() says of text that is no number; one of them lets it out
             return False
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Some data sets draw from Python's global generator too; nobody else's numbers change."""
+    state = random.getstate()
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)

@@ -108,7 +108,8 @@ def load_yaml(text: str, loader: Any = _StrictLoader, *, can_flow: bool = False)
             ):
                 return None
         return yaml.load(text, Loader=loader)
-    except (yaml.YAMLError, ValueError):  # a date such as 2020-13-45 is a ValueError
+    # a date such as 2020-13-45 is a ValueError, 0:0: ... :0.5 to the base of 60 an OverflowError
+    except (yaml.YAMLError, ValueError, OverflowError):
         return None
 
 

@@ -21,6 +21,7 @@ FILES = [
     "vocab*",
     "merges.txt",
     "chat_template*",
+    "README.md",  # names the licence
 ]
 NOT_FILES = ["*/*", "consolidated*"]  # exports to other formats, and second copies
 

@@ -97,13 +97,18 @@ def resolve(
     )
 
 
-def source_of(folder: str | Path) -> dict[str, Any]:
+def source_of(folder: str | Path, *, with_hashes: bool = False) -> dict[str, Any]:
     """Where a resolved folder's weights came from, for ``run.json``.
+
+    Args:
+        folder: As ``resolve`` gives it.
+        with_hashes: Whether a folder that has no revision gets ``files``, the SHA-256 of each of
+            its weights (seconds per GB).
 
     Returns:
         ``source`` (wheel, gguf, hub, planted or folder), ``name``, ``revision``, ``sha256`` (of the
-        GGUF, or of the organism that was damaged), ``licence`` (None: not known) and
-        ``config_sha256``.
+        GGUF, or of the organism that was damaged), ``licence`` (None: neither known here nor in
+        the folder's model card) and ``config_sha256``.
     """
     path = Path(folder).resolve()
     facts: dict[str, Any] = {"source": "folder", "name": str(path), "revision": None}
@@ -114,7 +119,26 @@ def source_of(folder: str | Path) -> dict[str, Any]:
         facts |= {"source": "hub", "name": name, "revision": path.name, "licence": licence}
     if (path / SOURCE_FILE).exists():
         facts |= json.loads((path / SOURCE_FILE).read_text(encoding="utf-8"))
+    if facts["licence"] is None:
+        facts["licence"] = _licence_of_card(path / "README.md")
+    if with_hashes and facts["source"] == "folder":
+        files = sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+        facts["files"] = {file.name: sha256_of(file) for file in files}
     return {**facts, "config_sha256": sha256_of(path / "config.json")}
+
+
+def _licence_of_card(card: Path) -> str | None:
+    """What ``license`` says in the head of a model card; None where it says nothing."""
+    if not card.is_file():
+        return None
+    from huggingface_hub import metadata_load
+    from yaml import YAMLError
+
+    try:
+        found = (metadata_load(card) or {}).get("license")
+    except (ValueError, YAMLError):  # somebody's notes, with another head or none that can be read
+        return None
+    return None if found is None else str(found)
 
 
 def _resolve_alias(name: str, revision: str | None, cache: Path, pip: RunPip) -> Path:
