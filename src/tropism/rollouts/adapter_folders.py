@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 
 from peft import LoraConfig, PeftModel
 from torch import Tensor
@@ -18,7 +19,7 @@ class AdapterFolders:
     """Writes versions of a policy's adapter into temporary folders; the last one stays."""
 
     def __init__(self) -> None:
-        self._root: TemporaryDirectory[str] | None = None
+        self._root: Path | None = None
         self._version = 0
 
     def write(self, policy: Policy, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[int, Path]:
@@ -32,16 +33,16 @@ class AdapterFolders:
             Its number, from 1, never given twice; and its folder.
         """
         if self._root is None:
-            self._root = TemporaryDirectory(prefix="tropism-adapters-")
-        root = Path(self._root.name)
+            self._root = Path(mkdtemp(prefix="tropism-adapters-"))
+            weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         self._version += 1
         assert isinstance(policy.model, PeftModel)
         config = policy.model.peft_config[ADAPTER]
         assert isinstance(config, LoraConfig)
         folder = write_adapter(
-            root / str(self._version), pairs, like=config, base_model_name_or_path=policy.source
+            self._root / str(self._version), pairs, like=config, base_model_name_or_path=policy.source
         )
-        for older in root.iterdir():
+        for older in self._root.iterdir():
             if older != folder:
                 shutil.rmtree(older)
         return self._version, folder

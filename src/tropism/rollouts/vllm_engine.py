@@ -118,14 +118,18 @@ class VLLMEngine:
         return prints
 
     def close(self) -> None:
-        """Let go of vLLM and its memory; the next ``generate`` starts it anew."""
+        """Let go of vLLM and its memory; the next ``generate`` starts it anew.
+
+        So do the other engines of this process: vLLM's have one distributed state in common, and
+        whichever ends first takes it along.
+        """
         if self._llm is not None:
-            _RUNNING.discard(self)
-            if not _RUNNING:  # it takes along what all engines of a process share
-                self._llm.llm_engine.engine_core.shutdown()
-            self._llm = self._delivery = None
+            for engine in list(_RUNNING):
+                engine._llm.llm_engine.engine_core.shutdown()
+                engine._llm = engine._delivery = None
+                engine._is_asleep = False
+            _RUNNING.clear()
             gc.collect()
-        self._is_asleep = False
 
     # -- sampling -----------------------------------------------------------------------------
 
