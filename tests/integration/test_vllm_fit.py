@@ -33,7 +33,6 @@ def settings(folder: Path, **init_args: object) -> list[str]:
 
 
 @pytest.mark.vllm
-@pytest.mark.fault(15)
 @pytest.mark.parametrize("sync", ["merged", "adapter"])
 def test_every_rollout_is_the_policys_also_after_a_resume_and_from_an_adapter(
     tropism: Callable[..., Path], wide_heads: Path, sync: str
