@@ -244,6 +244,7 @@ def main() -> None:
     result: dict[str, Any] = {"model": options.model, "threads": torch.get_num_threads()}
     for dtype in ("bfloat16", "float32"):
         print(dtype, flush=True)
+        torch.manual_seed(0)
         policy = load_policy(Model(name=options.model, dtype=dtype), LoRA(rank=16, alpha=32))  # type: ignore[arg-type]
         policy.model.eval()
         engine = Forced()

@@ -101,7 +101,7 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         Chart("Tokens per second", (names.TOKENS_PER_SECOND, names.TOKENS_PER_SECOND_OVERALL)),
         Chart("Tokens per rollout", (names.TOKENS,)),
         Chart("Sampler's gap to the trainer", (names.SAMPLER_GAP,), needs="GRPO"),
-        Chart("Largest gap of a token", (names.SAMPLER_GAP_MAX,), needs=REMOTE),
+        Chart("Largest gap of a token to the trainer", (names.SAMPLER_GAP_MAX,), needs="GRPO"),
         Chart("Engine: seconds of a weight sync", (names.SYNC_SECONDS,), needs=REMOTE),
         Chart("Engine: megabytes sent", (names.SYNC_MEGABYTES,), needs=REMOTE),
         Chart("Engine: share of prompt tokens cached", (names.PREFIX_CACHE_HITS,), needs=REMOTE),
