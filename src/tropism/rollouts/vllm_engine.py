@@ -50,7 +50,7 @@ class VLLMEngine:
     Args:
         sync: How weights follow the trainer's: ``merged`` sends W_0 + scaling B A of the linears
             that moved, ``adapter`` the adapter itself, which costs two small products per linear
-            and token.
+            and token. A policy without adapters is sent whole either way.
         max_sampler_gap: Largest mean gap to the trainer's log-probabilities, nats a token, before
             the run stops; null for no limit.
         sleep_level: What vLLM gives back between rollouts, on CUDA: 0 nothing; 1 its cache, and
@@ -87,14 +87,8 @@ class VLLMEngine:
 
         Raises:
             ImportError: vLLM is not installed; says how to get it.
-            ValueError: ``sync: adapter``, and the policy has none.
         """
         require_vllm()
-        if self.sync_by == "adapter" and not policy.uses_lora:
-            raise ValueError(
-                "engine.sync=adapter with lora=null: all weights train, and there is no adapter "
-                "to send. Use sync merged."
-            )
         self.close()
         self._policy = policy
 
@@ -204,6 +198,7 @@ class VLLMEngine:
             )
         if any(engine() is None for engine, _ in _RUNNING):
             _end_all()
+        sync: Sync = self.sync_by if policy.uses_lora else "merged"
         with starting_vllm():
             from vllm import LLM
             from vllm import EngineArgs as Known
@@ -220,7 +215,7 @@ class VLLMEngine:
                 folder=policy.source,
                 dtype=str(next(policy.base.parameters()).dtype).removeprefix("torch."),
                 context_length=policy.context_length,
-                sync=self.sync_by,
+                sync=sync,
                 lora_rank=_rank(policy),
                 sleep_level=self.sleep_level,
                 is_cpu=is_cpu,
@@ -236,7 +231,7 @@ class VLLMEngine:
             has_base=chosen.get("load_format") != "dummy",
         )
         try:
-            self._delivery = Delivery(self._llm, weights, sync=self.sync_by, request=LoRARequest)
+            self._delivery = Delivery(self._llm, weights, sync=sync, request=LoRARequest)
         except ValueError:
             self.close()
             raise

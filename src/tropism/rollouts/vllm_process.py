@@ -6,6 +6,7 @@ Imports no vLLM.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import warnings
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ def starting_vllm() -> Iterator[None]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    # Said to nobody's use where there is no GPU.
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own libraries; nobody here can mend them
