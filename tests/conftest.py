@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,6 +95,40 @@ def smollm2() -> Path:
     from tropism.weights import resolve
 
     return resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="session")
+def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny random Llama that reads characters as the organism does.
+
+    Its heads are of 32: for the organism's 16 vLLM has no kernel on CPUs.
+    """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tropism.organism import weights_folder
+
+    folder = tmp_path_factory.mktemp("wide_heads")
+    config = LlamaConfig(
+        vocab_size=112,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        initializer_range=0.08,  # else all tokens are about as likely
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for file in weights_folder().iterdir():
+        if "token" in file.name or "template" in file.name:
+            shutil.copy(file, folder)
+    return folder
 
 
 ORGANISM = """

@@ -16,6 +16,7 @@ from torch.utils.tensorboard.summary import custom_scalars
 
 from tropism.measurements import metrics as names
 from tropism.measurements.disk import explained_disk_full
+from tropism.rollouts.engine import RemoteEngine
 from tropism_callbacks.tensorboard import summary_writer
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Layout = dict[str, dict[str, list[str | list[str]]]]
 """Category -> title -> ["Multiline", patterns] or ["Margin", [value, low, high]]."""
 
-HELD_OUT, REFERENCE = "held-out prompts", "reference"
+HELD_OUT, REFERENCE, REMOTE = "held-out prompts", "reference", "remote engine"
 ANY = "[^/]+"
 
 
@@ -45,7 +46,7 @@ class Chart:
         title: Unique in its category.
         metrics: Regular expressions for whole names.
         needs: What none of them is logged without: a callback or a module, by the name of its
-            class, ``HELD_OUT`` or ``REFERENCE``.
+            class, ``HELD_OUT``, ``REFERENCE`` or ``REMOTE``.
     """
 
     title: str
@@ -100,6 +101,11 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         Chart("Tokens per second", (names.TOKENS_PER_SECOND, names.TOKENS_PER_SECOND_OVERALL)),
         Chart("Tokens per rollout", (names.TOKENS,)),
         Chart("Sampler's gap to the trainer", (names.SAMPLER_GAP,), needs="GRPO"),
+        Chart("Largest gap of a token to the trainer", (names.SAMPLER_GAP_MAX,), needs="GRPO"),
+        Chart("Engine: seconds of a weight sync", (names.SYNC_SECONDS,), needs=REMOTE),
+        Chart("Engine: megabytes sent", (names.SYNC_MEGABYTES,), needs=REMOTE),
+        Chart("Engine: share of prompt tokens cached", (names.PREFIX_CACHE_HITS,), needs=REMOTE),
+        Chart("Engine: seconds in the queue", (names.QUEUE_SECONDS,), needs=REMOTE),
         Chart("Probes' share of the time", (names.PROBE_COST,), needs="Pressure"),
         Chart("Trainable parameters", (names.TRAINABLE_PARAMS,)),
     ),
@@ -149,4 +155,6 @@ def _parts(trainer: Trainer, module: Any) -> set[str]:
         parts.add(HELD_OUT)
     if "GRPO" in parts and module.objective.beta > 0:
         parts.add(REFERENCE)
+    if "GRPO" in parts and isinstance(module.engine, RemoteEngine):
+        parts.add(REMOTE)
     return parts

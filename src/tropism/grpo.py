@@ -22,7 +22,7 @@ from tropism.measurements.step_metrics import Update, step_metrics
 from tropism.models import LoRA, Model
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
-from tropism.rollouts.engine import RolloutEngine, Sampling
+from tropism.rollouts.engine import RemoteEngine, RolloutEngine, Sampling, require_small_gap
 from tropism.shaping import SoftOverlong
 from tropism.tasks.extra import ExtraReward
 from tropism.timing import timed
@@ -193,6 +193,7 @@ class GRPO(FineTuning):
                 )
                 if update.num_updates == 0:
                     update.first = update.last
+                    require_small_gap(self.engine, update.first.mean("sampler_gap"))
                 update.grad_norm = self._optimizer_step()
                 update.num_updates += 1
                 self._tell_step_taken(
@@ -200,12 +201,14 @@ class GRPO(FineTuning):
                 )
             optimizer.zero_grad(set_to_none=True)
             self.engine.sync()
-        return step_metrics(
+        metrics = step_metrics(
             batch,
             update,
             has_reference=self.objective.beta > 0,
             trainable_params=self.num_trainable(),
         )
+        own = self.engine.metrics() if isinstance(self.engine, RemoteEngine) else {}
+        return {**metrics, **own}
 
     def _lowest_trained(self) -> int:
         """Layers below it are the same in every pass over a rollout."""

@@ -23,6 +23,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from tropism.finetuning import FineTuning
+from tropism.measurements.metrics import SAMPLER_GAP_MAX
 from tropism.measurements.step_metrics import Sums, Update, step_metrics
 from tropism.models import LoRA, Model
 from tropism.objective.losses import token_weights
@@ -216,7 +217,7 @@ class SFT(FineTuning):
         metrics = step_metrics(
             batch, update, has_reference=False, trainable_params=self.num_trainable()
         )
-        return {**metrics, "sampler_gap": None}  # nothing was sampled
+        return {**metrics, "sampler_gap": None, SAMPLER_GAP_MAX: None}  # nothing was sampled
 
     def _accumulate_gradients(self, batch: RolloutBatch) -> Sums:
         lengths = torch.tensor([len(completion.token_ids) for completion in batch.completions])

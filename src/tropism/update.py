@@ -254,6 +254,7 @@ def accumulate_gradients(
         sums.tokens += int(part.mask.sum())
         sums.entropy += float((entropy.detach() * part.mask).sum())
         sums.sampler_gap += float((gap * part.mask).sum())
+        sums.sampler_gap_max = max(sums.sampler_gap_max, float((gap * part.mask).max()))
         sums.clipped_low += int((term.clipped_low & part.mask).sum())
         sums.clipped_high += int((term.clipped_high & part.mask).sum())
     return sums

@@ -31,6 +31,19 @@ trainer:
       init_args:
         policy: {class_path: tropism.adaptation.rollouts.CriticalGroups, init_args: {max_groups: 2}}
 """
+REMOTE = """
+from tropism.measurements import metrics as names
+from tropism.rollouts.transformers_engine import TransformersEngine
+
+OWN = (names.SYNC_SECONDS, names.SYNC_MEGABYTES, names.PREFIX_CACHE_HITS, names.QUEUE_SECONDS)
+
+
+class Remote(TransformersEngine):
+    max_sampler_gap = None
+
+    def metrics(self):
+        return dict.fromkeys(OWN, 1.0)
+"""
 MORE = ("--data.init_args.num_rollouts", "6", "--model.init_args.objective.beta", "0.01")
 
 
@@ -63,7 +76,9 @@ def unmatched(layout: dict[str, dict[str, list[str]]], tags: list[str]) -> tuple
 def test_every_chart_has_a_line_and_every_scalar_a_chart(tropism, tmp_path, events):
     config = tmp_path / "everything.yaml"
     config.write_text(EVERYTHING)
-    run = tropism("--config", str(config), *MORE)
+    (tmp_path / "remote_engine.py").write_text(REMOTE)
+    engine = ("--model.init_args.engine", "remote_engine.Remote")
+    run = tropism("--config", str(config), *MORE, *engine)
     logged = events(run)
     (layout,) = layouts(logged)
     assert unmatched(layout, logged.Tags()["scalars"]) == (set(), set())

@@ -86,11 +86,18 @@ class View:
         base = layer.get_base_layer()
         weight = base.weight
         assert isinstance(weight, nn.Parameter)
-        if getattr(layer, "fan_in_fan_out", False):  # GPT-2 keeps its weights as [d_in, d_out]
-            a, b = b.T, a.T
-        total = torch.addmm(weight.data.float(), b, a, alpha=scaling).to(weight.dtype)
+        total = merged_weight(layer, a, b, scaling).to(weight.dtype)
         if num_rows is not None and isinstance(base, nn.Linear) and can_pack(total):
             self.pack(base, num_rows=num_rows, weight=total)
         else:
             self.show(weight, total)
         self.disable(layer)
+
+
+def merged_weight(layer: LoraLayer, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+    """W_0 + scaling * b @ a in fp32, shaped as the base of ``layer`` keeps its weight."""
+    weight = layer.get_base_layer().weight
+    assert isinstance(weight, nn.Parameter)
+    if getattr(layer, "fan_in_fan_out", False):  # GPT-2 keeps its weights as [d_in, d_out]
+        a, b = b.T, a.T
+    return torch.addmm(weight.data.float(), b, a, alpha=scaling)

@@ -10,13 +10,14 @@ from tropism.types import RolloutBatch
 
 @dataclass
 class Sums:
-    """Sums over completion tokens; means are taken last."""
+    """Sums over completion tokens, but for one maximum; means are taken last."""
 
     loss: float = 0.0
     tokens: int = 0
     entropy: float = 0.0
     kl: float = 0.0
     sampler_gap: float = 0.0
+    sampler_gap_max: float = 0.0
     clipped_low: int = 0
     clipped_high: int = 0
 
@@ -66,6 +67,7 @@ def step_metrics(
         "trainable_params": trainable_params,
         "num_updates": update.num_updates,
         names.COMPLETION_LENGTH_MAX: max(lengths),
+        names.SAMPLER_GAP_MAX: first.sampler_gap_max if took_a_step else None,
         "clip_ratio/low_mean": last.mean("clipped_low") if took_a_step else None,
         "clip_ratio/high_mean": last.mean("clipped_high") if took_a_step else None,
         "reward/batch_std": float(batch.rewards.std()) if len(batch.rewards) > 1 else None,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tropism.types import GenerationProgress, Prompt, Rollout
 
@@ -73,3 +73,44 @@ class RolloutEngine(Protocol):
             ValueError: A prompt and ``max_new_tokens`` do not fit into the model's context.
         """
         ...
+
+
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine with weights of its own: it tells how it does, and is stopped where it drifts.
+
+    Attributes:
+        max_sampler_gap: Largest mean gap of log-probabilities to the trainer's, in nats a token,
+            before the run stops; None for no limit.
+    """
+
+    max_sampler_gap: float | None
+
+    def metrics(self) -> Mapping[str, float]:
+        """Of the last ``generate`` and what it needed: name in TensorBoard -> value."""
+        ...
+
+
+class SamplerGapError(RuntimeError):
+    """The engine samples from another policy than the trainer's; raised before the update."""
+
+
+def require_small_gap(engine: RolloutEngine, gap: float) -> None:
+    """Stop where completions came from another policy than the one that is to learn from them.
+
+    Args:
+        engine: Where they came from; one without a limit passes.
+        gap: Mean absolute difference of sampler's and trainer's log-probabilities, nats a token.
+
+    Raises:
+        SamplerGapError: It is above the engine's limit. No step was taken.
+    """
+    limit = engine.max_sampler_gap if isinstance(engine, RemoteEngine) else None
+    if limit is not None and not gap <= limit:
+        raise SamplerGapError(
+            f"engine.max_sampler_gap={limit}: the engine's log-probabilities are {gap:.3f} nats a "
+            "token off the trainer's. No step was taken. In bf16 some 0.02 is usual; more means "
+            "that the engine lacks weights or samples otherwise. Compare with the trainer's own "
+            "engine (leave `engine` out), try engine.sync: merged, or model.dtype: float32; raise "
+            "the limit only together with objective.mismatch."
+        )

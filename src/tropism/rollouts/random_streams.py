@@ -16,9 +16,18 @@ from torch import Tensor
 
 def uniforms(*, seed: int, rollout: int, prompt_id: str, sample: int, num: int) -> Tensor:
     """[num] fp32 uniforms in [0, 1), the stream of one completion."""
-    key = hashlib.sha256(f"{seed}|{rollout}|{sample}|{prompt_id}".encode()).digest()
+    key = _key(seed, rollout, prompt_id, sample)
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))
     return torch.from_numpy(generator.random(num, dtype=np.float32))
+
+
+def request_seed(*, seed: int, rollout: int, prompt_id: str, sample: int) -> int:
+    """The seed of one completion, in [0, 2^63), for an engine that draws by itself."""
+    return int.from_bytes(_key(seed, rollout, prompt_id, sample)[:8], "little") >> 1
+
+
+def _key(seed: int, rollout: int, prompt_id: str, sample: int) -> bytes:
+    return hashlib.sha256(f"{seed}|{rollout}|{sample}|{prompt_id}".encode()).digest()
 
 
 def draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
