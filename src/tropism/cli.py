@@ -143,7 +143,7 @@ class TropismCLI(LightningCLI):
         self._parser("test").save(
             self.config["test"],
             str(Path(str(self.trainer.log_dir)) / "config.yaml"),
-            skip_none=False,
+            skip_unset=False,
             overwrite=True,
         )
 
@@ -153,7 +153,7 @@ def _stay_in_the_run(logger: Any, checkpoint: Path) -> None:
     run = checkpoint.absolute().parent.parent
     if checkpoint.parent.name != "checkpoints" or not (run / "run.json").is_file():
         return
-    if isinstance(logger, list) or "TensorBoardLogger" not in logger["class_path"]:
+    if not _is_tensorboard(logger):
         return
     if logger["init_args"].get("version") is None:
         place = {"save_dir": str(run.parent.parent), "name": run.parent.name, "version": run.name}
@@ -163,10 +163,15 @@ def _stay_in_the_run(logger: Any, checkpoint: Path) -> None:
 
 def _stay_in_one_folder(logger: Any) -> None:
     """A suite goes on in the folder in which the same command wrote before: ``test``."""
-    if isinstance(logger, list) or "TensorBoardLogger" not in logger["class_path"]:
+    if not _is_tensorboard(logger):
         return
     if logger["init_args"].get("version") is None:
         logger["init_args"]["version"] = "test"
+
+
+def _is_tensorboard(logger: Any) -> bool:
+    """Whether it is the one logger; ``trainer.logger`` may be a list too, or false."""
+    return not isinstance(logger, list | bool) and "TensorBoardLogger" in logger["class_path"]
 
 
 def _last_of_each_class(callbacks: list[Any]) -> list[Any]:

@@ -123,6 +123,25 @@ def test_truncate_of_nothing(tmp_path: Path) -> None:
     assert len(read(tmp_path, TABLE)) == 0
 
 
+def test_rows_are_replaced_all_at_once_or_not_at_all(tmp_path: Path) -> None:
+    table = filled(tmp_path, 2)
+    with pytest.raises(ValueError, match=r"missing columns \['mean'\]"):
+        table.replace([(7, 9, {k: v for k, v in row().items() if k != "mean"})])
+    assert read(tmp_path, TABLE)["rollout"].tolist() == [0, 0, 1, 1]
+    table.replace([(7, 9, row()), (8, 9, row())])
+    assert read(tmp_path, TABLE)["rollout"].tolist() == [7, 8]
+
+
+@pytest.mark.parametrize("damage", [b"{'schema'", b"", b"\x00\x00", b'{"schema": "\xff"}', b"[1]"])
+def test_a_damaged_line_is_named(tmp_path: Path, damage: bytes) -> None:
+    table = filled(tmp_path, 2)
+    lines = table.path.read_bytes().splitlines()
+    table.path.write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
+    for use in (lambda: read(tmp_path, TABLE), lambda: table.truncate(1)):
+        with pytest.raises(ValueError, match=r"\.jsonl, line 2: .* Delete that line"):
+            use()
+
+
 def test_rows_of_another_schema_are_refused(tmp_path: Path) -> None:
     table = filled(tmp_path, 1)
     with table.path.open("a") as file:

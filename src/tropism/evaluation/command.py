@@ -194,8 +194,5 @@ def _identity(policy: Policy, module: FineTuning) -> dict[str, Any]:
 
 def _record(folder: Path, rows: Any) -> None:
     """Replace ``records/evals.jsonl``: it holds what the latest suite found, all of it."""
-    table = RecordTable(folder, "evals")
     with explained_disk_full(folder):
-        table.truncate(0)
-        for rollout, step, row in rows:
-            table.append([row], rollout=rollout, step=step)
+        RecordTable(folder, "evals").replace(rows)

@@ -219,8 +219,10 @@ def _read(path: Path | None) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)  # type: ignore[arg-type]
     except (UnpicklingError, RuntimeError) as error:
         raise ValueError(f"{problem}: {error}") from error
-    if not isinstance(content, dict) or not {"tropism", "state_dict"} <= content.keys():
-        raise ValueError(f"{problem}: it has no `tropism` in it.")
+    if not isinstance(content, dict):
+        raise ValueError(f"{problem}: it holds a {type(content).__name__}.")
+    if missing := sorted({"tropism", "state_dict", "hyper_parameters"} - content.keys()):
+        raise ValueError(f"{problem}: it has no {', '.join(missing)} in it.")
     return content
 
 

@@ -1,23 +1,25 @@
 """What was asked and answered, prompt by prompt, kept so that a stopped suite goes on.
 
 A row is found again by its job's key and its prompt. The key is a hash of all that could change
-the answer or the verdict: weights, task, way of asking, seed, version; a changed setting is another
-key.
+the answer or the verdict: weights, task, way of asking, seed, and the code that judges; a changed
+setting is another key.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from tropism import __version__
 from tropism.evaluation.benchmarks import Job
 from tropism.measurements.disk import explained_disk_full
-from tropism.measurements.records import RecordTable
+from tropism.measurements.records import TABLES, RecordTable
 from tropism.tasks.base import Task
 from tropism.types import Prompt
 
@@ -39,6 +41,11 @@ class SampleTable:
         # A killed process leaves half a line, behind which nothing may be appended.
         self._table.mend()
         for row in self._table.rows():
+            if missing := sorted(set(TABLES[TABLE]) - row.keys()):
+                raise ValueError(
+                    f"{self._table.path} has a row without {', '.join(missing)}: move the file "
+                    "away, and the suite asks again."
+                )
             self._keep(row)
 
     def get(self, key: str, prompt: Prompt) -> Row | None:
@@ -75,7 +82,7 @@ def job_key(job: Job, *, model: Mapping[str, Any], engine: Any, seed: int) -> st
         "num_samples": job.num_samples,
         "seed": seed if job.mode == "sampled" else None,
         "engine": type(engine).__qualname__,
-        "version": __version__,
+        "version": f"{__version__} {_own_judges()}",
     }
     return _sha256(asked)
 
@@ -104,8 +111,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        return _code(value)
     if is_dataclass(value):
         parts = {field.name: getattr(value, field.name) for field in fields(value)}
     else:
@@ -113,7 +119,30 @@ def describe(value: Any) -> Any:
     public = {name: part for name, part in parts.items() if not name.startswith("_")}
     if isinstance(value, Task):
         public.pop("name", None)  # it decides nothing about the answers
-    return {"class": kind, **{name: describe(part) for name, part in public.items()}}
+    return {"class": _code(type(value)), **{name: describe(part) for name, part in public.items()}}
+
+
+def _code(value: Any) -> str:
+    """A class or function by its name; what is not of this package by its source too."""
+    name = f"{value.__module__}.{value.__qualname__}"
+    if value.__module__.partition(".")[0] == __name__.partition(".")[0]:
+        return name
+    try:
+        file = inspect.getsourcefile(value)
+    except TypeError:  # written in C
+        return name
+    return name if file is None else f"{name} {hashlib.sha256(Path(file).read_bytes()).hexdigest()}"
+
+
+@lru_cache(maxsize=1)
+def _own_judges() -> str:
+    """SHA-256 of this package's tasks and rewards, which change between two versions."""
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for folder in ("tasks", "shaping", "sandbox"):
+        for file in sorted((package / folder).rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _sha256(value: Any) -> str:

@@ -154,26 +154,39 @@ class RecordTable:
         Raises:
             ValueError: A row lacks a column of the table, or has one that it does not know.
         """
-        lines = []
-        for row in rows:
-            if row.keys() != self._columns:
-                missing, unknown = self._columns - row.keys(), row.keys() - self._columns
-                raise ValueError(
-                    f"records/{self.table}: missing columns {sorted(missing)}, "
-                    f"unknown columns {sorted(unknown)}."
-                )
-            full = {"schema": SCHEMA_VERSION, "rollout": rollout, "step": step, **row}
-            lines.append(json.dumps(_finite(full), ensure_ascii=False, allow_nan=False) + "\n")
+        lines = [self._line(row, rollout, step) for row in rows]
         if not lines:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write("".join(lines))
 
+    def replace(self, rows: Iterable[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """Let (rollout, step, row) take the place of all rows, in one rename.
+
+        Raises:
+            ValueError: A row lacks a column of the table, or has one that it does not know.
+        """
+        lines = [self._line(row, rollout, step) for rollout, step, row in rows]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._write(lines)
+
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Every whole row as it was written, nothing where there is no file yet."""
-        if self.path.exists():
-            yield from map(json.loads, _lines(self.path))
+        """Every whole row as it was written, nothing where there is no file yet.
+
+        Raises:
+            ValueError: A line is no row; names the file and the line.
+        """
+        if not self.path.exists():
+            return
+        for number, line in enumerate(_lines(self.path), start=1):
+            try:
+                row = json.loads(line)
+            except ValueError as error:  # bytes that are no UTF-8 too
+                raise _damaged(self.path, number, str(error)) from error
+            if not isinstance(row, dict):
+                raise _damaged(self.path, number, "it holds no JSON object")
+            yield row
 
     def mend(self) -> None:
         """Cut off a last row that a killed process left torn: the next one is appended to it."""
@@ -189,19 +202,39 @@ class RecordTable:
         """Keep the rows of rollouts before ``rollout``: a resumed run writes the others again."""
         if not self.path.exists():
             return
-        kept = [line for line in _lines(self.path) if json.loads(line)["rollout"] < rollout]
+        rows = zip(_lines(self.path), self.rows(), strict=True)
+        self._write([line.decode() for line, row in rows if row["rollout"] < rollout])
+
+    def _line(self, row: Mapping[str, Any], rollout: int, step: int) -> str:
+        if row.keys() != self._columns:
+            missing, unknown = self._columns - row.keys(), row.keys() - self._columns
+            raise ValueError(
+                f"records/{self.table}: missing columns {sorted(missing)}, "
+                f"unknown columns {sorted(unknown)}."
+            )
+        full = {"schema": SCHEMA_VERSION, "rollout": rollout, "step": step, **row}
+        return json.dumps(_finite(full), ensure_ascii=False, allow_nan=False) + "\n"
+
+    def _write(self, lines: Iterable[str]) -> None:
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(kept), encoding="utf-8", newline="\n")
+        temporary.write_text("".join(lines), encoding="utf-8", newline="\n")
         temporary.replace(self.path)
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Iterator[bytes]:
     """Whole rows only: a killed process can leave the last one torn.
 
     Splits at line feeds alone. Sampled text may hold any of Unicode's other line separators.
     """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        yield from (line for line in file if line.endswith("\n"))
+    with path.open("rb") as file:
+        yield from (line for line in file if line.endswith(b"\n"))
+
+
+def _damaged(path: Path, number: int, reason: str) -> ValueError:
+    return ValueError(
+        f"{path}, line {number}: {reason}. Delete that line (its row is lost), or move the file "
+        "away."
+    )
 
 
 def read(run_folder: str | Path, table: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-r"""Mathematics with one final answer: GSM8K, MATH, and word problems of a user's own.
+"""Mathematics with one final answer: GSM8K, MATH, and word problems of a user's own.
 
 A question of GSM8K, and an answer that passes:
     Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May.
@@ -8,146 +8,35 @@ A question of GSM8K, and an answer that passes:
     In May she sold 48 / 2 = 24 clips, so 48 + 24 = 72 in all.
     #### 72
 
-One final answer is extracted first (``math_answers``), then compared: plain numbers by value, LaTeX
-by math-verify in processes of its own (``math_verifier``).
+How answers are judged is in ``math_task``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, get_args
 
-from tropism.tasks.base import Scores, Split
-from tropism.tasks.dataset import DatasetTask
-from tropism.tasks.math_answers import (
-    asks_percent,
-    claims_more,
-    final_answer,
-    last_number,
-    number_of,
-    written,
-    written_alike,
-)
-from tropism.tasks.math_verifier import check_installed, shared_verifier
+from tropism.tasks.base import Split
+from tropism.tasks.math_answers import final_answer, number_of
+from tropism.tasks.math_task import Comparison, MathTask
 from tropism.tasks.prompt_format import PromptFormat
 from tropism.tasks.sources import DataInfo, Row
 from tropism.tasks.splits import split_of
 from tropism.types import Prompt
 
-Comparison = Literal["number", "latex"]
-INSTRUCTIONS: Mapping[Comparison, str] = {
-    "number": (
-        "Think step by step, and end with the final answer on a line of its own: #### <number>"
-    ),
-    "latex": "Think step by step, and put the final answer within \\boxed{}.",
-}
 _CALCULATION = re.compile(r"<<[^>]*>>")
 
 
-class _Problems(DatasetTask):
-    """Problems with one final answer, compared as a number or as LaTeX.
-
-    ``instruction`` stands behind every question; null for the one that fits the comparison, or for
-    none where tags say where the answer is to stand.
-    """
-
-    comparison: Comparison
-
-    def __init__(self, *, instruction: str | None = None, **options: Any) -> None:
-        super().__init__(**options)
-        has_tags = self.prompt_format.style == "tags"
-        self.instruction = (
-            instruction
-            if instruction is not None
-            else ("" if has_tags else INSTRUCTIONS[self.comparison])
-        )
-        if self.comparison == "latex":
-            check_installed()
-
-    @abstractmethod
-    def _columns(self, row: Row) -> dict[str, Any] | None:
-        """``question``, ``answer`` and ``solution`` (or None)."""
-
-    def _text(self, columns: Mapping[str, Any]) -> str:
-        return f"{columns['question']}\n{self.instruction}".strip()
-
-    def score(self, prompt: Prompt, completion: str) -> Scores:
-        """All 0 or 1; an awaitable of them where math-verify has to be asked."""
-        answer, gold = self._answer(prompt, completion), prompt.columns["answer"]
-        can_be_percent = asks_percent(prompt.columns["question"])
-        if answer is None:
-            return self._scores(completion, answered=False, is_right=False)
-        if claims_more(answer, gold, can_be_percent=can_be_percent):
-            return self._scores(completion, answered=True, is_right=False)
-        if self.comparison == "number" or written_alike(answer, gold):
-            is_right = written_alike(answer, gold)
-            return self._scores(completion, answered=True, is_right=is_right)
-        return self._later(completion, gold, answer)  # type: ignore[return-value]  # scoring awaits
-
-    async def _later(self, completion: str, gold: str, answer: str) -> Scores:
-        is_right = await shared_verifier().same_later(written(gold), written(answer))
-        return self._scores(completion, answered=True, is_right=is_right)
-
-    def _answer(self, prompt: Prompt, completion: str) -> str | None:
-        text = self._judged(completion)
-        answer = None if text is None else final_answer(text)
-        if answer is None or self.comparison == "latex":
-            return answer
-        can_be_percent = asks_percent(prompt.columns["question"])
-        return None if number_of(answer, can_be_percent=can_be_percent) is None else answer
-
-    def answer_key(self, prompt: Prompt, completion: str) -> str | None:
-        """What samples vote by: the value of a number, or the answer without what is only look."""
-        answer = self._answer(prompt, completion)
-        if answer is None:
-            return None
-        number = number_of(answer, can_be_percent=True)
-        return written(answer) if number is None else str(number.normalize())
-
-    def gold(self, prompt: Prompt) -> str | None:
-        """The solution with its final answer in the form that is asked for."""
-        solution, answer = prompt.columns["solution"], prompt.columns["answer"]
-        marked = self._marked(answer)
-        reasoning = solution or f"The final answer is {answer}."
-        if self.prompt_format.style == "tags":
-            return self.prompt_format.gold(answer, reasoning)
-        if solution is None:
-            return self.prompt_format.gold(marked, "")
-        found = final_answer(solution)
-        is_whole = found is not None and written_alike(found, answer)
-        return self.prompt_format.gold(solution if is_whole else f"{solution}\n{marked}", "")
-
-    def _marked(self, answer: str) -> str:
-        if self.comparison == "number":
-            return f"#### {answer}"
-        return f"The final answer is $\\boxed{{{answer}}}$."
-
-    def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
-        """The question's last number, and always 1."""
-
-        def answered(prompt: Prompt, answer: str) -> str:
-            has_tags = self.prompt_format.style == "tags"
-            return self.prompt_format.gold(answer if has_tags else self._marked(answer), "None.")
-
-        return {
-            "last number": lambda prompt: answered(prompt, last_number(prompt.columns["question"])),
-            "one": lambda prompt: answered(prompt, "1"),
-        }
-
-
-class GSM8K(_Problems):
+class GSM8K(MathTask):
     """Grade-school word problems (Cobbe et al. 2021, 2110.14168): 7,473 to train on, 1,319 to test.
 
     Args:
         prompt_format: How questions are put; chat without a system message where null.
-        data: Folder of the benchmarks; null for the environment's ``TROPISM_DATA``, or the hub.
-        instruction: Behind every question; null for the one of the module, none with tags.
-        validation_fraction: Share of the training rows that validation takes.
         name: Identifies the task in records and metrics.
+        options: As for ``MathTask``.
     """
 
     comparison = "number"
@@ -158,18 +47,10 @@ class GSM8K(_Problems):
         self,
         prompt_format: PromptFormat | None = None,
         *,
-        data: str | None = None,
-        instruction: str | None = None,
-        validation_fraction: float = 0.1,
         name: str = "gsm8k",
+        **options: Any,
     ) -> None:
-        super().__init__(
-            name=name,
-            data=data,
-            prompt_format=prompt_format,
-            instruction=instruction,
-            validation_fraction=validation_fraction,
-        )
+        super().__init__(prompt_format, name=name, **options)
 
     def _columns(self, row: Row) -> dict[str, Any]:
         solution, _, answer = row["answer"].rpartition("####")
@@ -180,18 +61,16 @@ class GSM8K(_Problems):
         return {"question": row["question"], "answer": answer.strip(), "solution": solution}
 
 
-class MATH(_Problems):
+class MATH(MathTask):
     """Competition problems (Hendrycks et al. 2021, 2103.03874), tested on MATH-500.
 
     Trained on the other 4,500 problems of MATH's test set, as PRM800K was (2305.20050).
 
     Args:
         prompt_format: How questions are put; chat without a system message where null.
-        data: Folder of the benchmarks; null for the environment's ``TROPISM_DATA``, or the hub.
-        instruction: Behind every question; null for the one of the module, none with tags.
         levels: Only problems of these levels, 1 (easy) to 5; null for all.
-        validation_fraction: Share of the training rows that validation takes.
         name: Identifies the task in records and metrics.
+        options: As for ``MathTask``.
 
     Raises:
         ValueError: math-verify is not installed, or a level that there is not.
@@ -205,22 +84,14 @@ class MATH(_Problems):
         self,
         prompt_format: PromptFormat | None = None,
         *,
-        data: str | None = None,
-        instruction: str | None = None,
         levels: tuple[int, ...] | None = None,
-        validation_fraction: float = 0.1,
         name: str = "math",
+        **options: Any,
     ) -> None:
         if levels is not None and (not levels or not set(levels) <= set(range(1, 6))):
             raise ValueError(f"levels={levels}: choose from 1 to 5.")
         self.levels = levels
-        super().__init__(
-            name=name,
-            data=data,
-            prompt_format=prompt_format,
-            instruction=instruction,
-            validation_fraction=validation_fraction,
-        )
+        super().__init__(prompt_format, name=name, **options)
 
     def _columns(self, row: Row) -> dict[str, Any] | None:
         answer = row["answer"] if "answer" in row else final_answer(row["solution"])
@@ -241,7 +112,7 @@ class MATH(_Problems):
         return [prompt for prompt in found if prompt.columns["level"] in self.levels]
 
 
-class WordProblems(_Problems):
+class WordProblems(MathTask):
     """Problems out of a user's JSONL file.
 
     Args:
@@ -295,8 +166,8 @@ class WordProblems(_Problems):
             "test": 0.0 if test_path else test_fraction,
         }
         super().__init__(
+            prompt_format,
             name=name,
-            prompt_format=prompt_format,
             instruction=instruction,
             validation_fraction=validation_fraction,
         )
