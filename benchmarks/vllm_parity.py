@@ -245,7 +245,7 @@ def main() -> None:
     for dtype in ("bfloat16", "float32"):
         print(dtype, flush=True)
         torch.manual_seed(0)
-        policy = load_policy(Model(name=options.model, dtype=dtype), LoRA(rank=16, alpha=32))  # type: ignore[arg-type]
+        policy = load_policy(Model(name=options.model, dtype=dtype), LoRA(rank=16, alpha=32))
         policy.model.eval()
         engine = Forced()
         engine.bind(policy)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from experiments.markdown import interval_text, markdown_table
 from experiments.study import contrasts
 from paper_figures import arms, study
 from paper_figures.intervals import Interval, mean_interval
@@ -72,7 +73,7 @@ def _choose(results: pd.DataFrame) -> list[str]:
     ]
     every = [f"{rate:g}" for rate in sorted(set(ends["learning_rate"]))]
     head = ("arm", "R", "K", *every, "")
-    return ["## Stage 1: learning rates (last held-out pass)", text, _table(head, table)]
+    return ["## Stage 1: learning rates (last held-out pass)", text, markdown_table(head, table)]
 
 
 def _over_rates(ends: pd.DataFrame, rates: Iterable[float]) -> list[str]:
@@ -105,7 +106,7 @@ def _main(results: pd.DataFrame) -> list[str]:
     )
     return [
         "## Stage 2: primary contrasts",
-        _table(head, rows),
+        markdown_table(head, rows),
         "## Stage 2: every arm at its R, last evaluation",
         _arms_table(at_best),
     ]
@@ -137,14 +138,14 @@ def _groups(results: pd.DataFrame) -> list[str]:
                 f"{size}",
                 f"{32 // size}",
                 f"{rate:g}",
-                _interval(mean_interval(ends["held_out"], ends["held_out_n"])),
+                interval_text(mean_interval(ends["held_out"], ends["held_out_n"])),
                 f"{ends['kl_in'].mean():.3f}",
                 f"{ends['seconds'].mean():.0f}",
                 f"{noise.median():.0f}" if len(noise) else "",
             )
         )
     head = ("group size", "groups", "rate", "last held-out pass", "KL", "seconds", "noise scale")
-    return ["## Stage 4: group size at equal samples", _table(head, table)]
+    return ["## Stage 4: group size at equal samples", markdown_table(head, table)]
 
 
 def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> str:
@@ -155,7 +156,7 @@ def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> 
         ends = study.last(own)
         line = [
             arm,
-            _interval(mean_interval(ends["held_out"], ends["held_out_n"])),
+            interval_text(mean_interval(ends["held_out"], ends["held_out_n"])),
             f"{-ends['other_drop'].mean():+.3f}",
             f"{ends['kl_in'].mean():.3f}",
             f"{ends['kl_out'].mean():.3f}",
@@ -166,28 +167,18 @@ def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> 
         ]
         if differences is not None:
             found = differences[differences["arm"] == arm]
-            line.insert(2, "" if found.empty else _interval(Interval(*found.iloc[0][1:5]), "+"))
+            line.insert(2, "" if found.empty else interval_text(Interval(*found.iloc[0][1:5]), "+"))
         table.append(tuple(line))
     head = ["arm", "held-out", "other skills", "KL", "KL on others", "seconds",
             "mean trainable, 10³", "decisions applied", "seeds"]  # fmt: skip
     if differences is not None:
         head.insert(2, "difference")
-    return _table(tuple(head), table)
+    return markdown_table(tuple(head), table)
 
 
 def _unfinished(rows: pd.DataFrame, arm: str) -> str:
     found = study.unfinished(rows)
     return f", {found[arm]}" if arm in found else ""
-
-
-def _interval(interval: Interval, sign: str = "") -> str:
-    value, low, high = (f"{number:{sign}.3f}" for number in interval[:3])
-    return f"{value} ({low} to {high})"
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

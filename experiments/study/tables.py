@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from tropism.measurements.metrics import PHASES
 from tropism.measurements.records import read
 
-PHASES = ("rollout", "reward", "train", "probe")
 READ_PROBES = ("SignalShrink", "Depth", "TopBudget", "Sensitivity", "GradientShare")
 """Policies that decide on what probes measure, alone or inside a control. Others are probed only so
 that their measurements stand beside: a fixed plan could do without, and does not pay for them."""

@@ -401,11 +401,9 @@ def test_biases_of_a_group_arrive_with_it(wide_heads, tmp_path):
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_()
-    model.save_pretrained(tmp_path)
-    for file in wide_heads.iterdir():
-        if "token" in file.name:
-            shutil.copy(file, tmp_path)
-    policy = load(tmp_path)
+    folder = shutil.copytree(wide_heads, tmp_path / "biases")  # for its tokenizer
+    model.save_pretrained(folder)
+    policy = load(folder)
     engine = VLLMEngine(engine_args=SMALL)
     engine.bind(policy)
     run(engine)

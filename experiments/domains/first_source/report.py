@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import pandas as pd
+from experiments.markdown import interval_text, markdown_table
 from paper_figures.intervals import Interval, difference_interval, mean_interval
 
 FOLDER = Path(__file__).resolve().parent
@@ -45,17 +46,17 @@ def report(results: pd.DataFrame) -> str:
         "Rewritten by `python -m experiments.domains.first_source.report`. Greedy pass on held-out "
         f"prompts; in brackets 95 % intervals over seeds, then prompts. Seeds: {counts}.",
         "## Held-out pass",
-        _table(
+        markdown_table(
             ("domain", "base", "after SFT", *(f"{arm}, last" for arm in ARMS)),
             _pass_rows(results),
         ),
         "## Gain over the warm-up",
-        _table(("domain", *ARMS, "loop - mixed", "seeds"), _gain_rows(results)),
+        markdown_table(("domain", *ARMS, "loop - mixed", "seeds"), _gain_rows(results)),
     ]
     for arm in ARMS:
         if arm in seeds:
             parts += [f"## Which domain lags, and why: {arm}", lagging(results, arm)]
-            parts += [_table(_why_head(), _why_rows(results, arm)), _rewards(results, arm)]
+            parts += [markdown_table(_why_head(), _why_rows(results, arm)), _rewards(results, arm)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -110,7 +111,10 @@ def _pass_rows(results: pd.DataFrame) -> Iterable[tuple[str, ...]]:
     for domain in _domains(results):
         found = [passes(results, WARM_UP, domain, "first")]
         found += [passes(results, arm, domain) for arm in (WARM_UP, *ARMS)]
-        yield domain, *("" if p.empty else _text(mean_interval(p["value"], p["n"])) for p in found)
+        yield (
+            domain,
+            *("" if p.empty else interval_text(mean_interval(p["value"], p["n"])) for p in found),
+        )
 
 
 def _gain_rows(results: pd.DataFrame) -> Iterable[tuple[str, ...]]:
@@ -118,7 +122,7 @@ def _gain_rows(results: pd.DataFrame) -> Iterable[tuple[str, ...]]:
         found = [gain(results, arm, domain) for arm in ARMS]
         found.append(difference(results, domain))
         seeds = ", ".join(str(interval.n) for interval in found if interval is not None)
-        yield domain, *("" if i is None else _text(i, "+") for i in found), seeds
+        yield domain, *("" if i is None else interval_text(i, "+") for i in found), seeds
 
 
 def _why_head() -> tuple[str, ...]:
@@ -136,7 +140,7 @@ def _why_rows(results: pd.DataFrame, arm: str) -> Iterable[tuple[str, ...]]:
             values = [there.get(name) for name in WHY]
             texts = ["" if v is None else f"{v:.1f}" if v > 1 else f"{v:.3f}" for v in values]
             mixed = _at(own, domain, "mixed_share", rollout)
-            texts[0] = _text(mean_interval(mixed["value"], mixed["n"]), digits=2)
+            texts[0] = interval_text(mean_interval(mixed["value"], mixed["n"]), digits=2)
             cosines = _cosines(means, domain, rollout)
             yield domain, f"{since}-{rollout - 1}", *texts, cosines
             since = rollout
@@ -167,7 +171,7 @@ def _rewards(results: pd.DataFrame, arm: str) -> str:
     sums = decided.groupby("measure")["value"].sum()
     said = ", ".join(f"{name.partition('/')[2]} {total:.0f}" for name, total in sums.items())
     head = ("domain", "component", "mean, first", "mean, last", "weight, first", "weight, last")
-    table = _table(head, rows)
+    table = markdown_table(head, rows)
     return f"{table}\n\nDecisions applied in {runs} runs: {said}." if said else table
 
 
@@ -183,16 +187,6 @@ def _domains(results: pd.DataFrame) -> list[str]:
 def _trained(results: pd.DataFrame) -> list[str]:
     trained = set(results.loc[results["measure"] == "mixed_share", "domain"])
     return [domain for domain in _domains(results) if domain in trained]
-
-
-def _text(interval: Interval, sign: str = "", digits: int = 3) -> str:
-    value, low, high = (f"{number:{sign}.{digits}f}" for number in interval[:3])
-    return f"{value} ({low} to {high})"
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from tropism.measurements.metrics import PHASES
 from tropism.measurements.records import read
 
 COLUMNS = ("rollout", "domain", "measure", "value", "n")
@@ -60,7 +61,7 @@ def rows(cell: Mapping[str, Any], run: Path) -> pd.DataFrame:
         ]
         spent = steps[(steps["rollout"] >= since) & (steps["rollout"] < rollout)]
         if len(spent):
-            columns = [f"seconds_{phase}" for phase in ("rollout", "reward", "train", "probe")]
+            columns = [f"seconds_{phase}" for phase in PHASES]
             measures.append(("all", "seconds", float(spent[columns].sum().sum()), len(spent)))
             if training is not None:
                 measures += training.between(since, rollout)

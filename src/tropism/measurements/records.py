@@ -177,16 +177,8 @@ class RecordTable:
         Raises:
             ValueError: A line is no row; names the file and the line.
         """
-        if not self.path.exists():
-            return
-        for number, line in enumerate(_lines(self.path), start=1):
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # bytes that are no UTF-8 too
-                raise _damaged(self.path, number, str(error)) from error
-            if not isinstance(row, dict):
-                raise _damaged(self.path, number, "it holds no JSON object")
-            yield row
+        if self.path.exists():
+            yield from (row for _, row in _rows(self.path))
 
     def mend(self) -> None:
         """Cut off a last row that a killed process left torn: the next one is appended to it."""
@@ -202,8 +194,7 @@ class RecordTable:
         """Keep the rows of rollouts before ``rollout``: a resumed run writes the others again."""
         if not self.path.exists():
             return
-        rows = zip(_lines(self.path), self.rows(), strict=True)
-        self._write([line.decode() for line, row in rows if row["rollout"] < rollout])
+        self._write([line for line, row in _rows(self.path) if row["rollout"] < rollout])
 
     def _line(self, row: Mapping[str, Any], rollout: int, step: int) -> str:
         if row.keys() != self._columns:
@@ -221,13 +212,23 @@ class RecordTable:
         temporary.replace(self.path)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Whole rows only: a killed process can leave the last one torn.
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each line and its row. Whole ones only: a killed process can leave the last one torn.
 
     Splits at line feeds alone. Sampled text may hold any of Unicode's other line separators.
     """
     with path.open("rb") as file:
-        yield from (line for line in file if line.endswith(b"\n"))
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                text = line.decode()
+                row = json.loads(text)
+            except ValueError as error:  # of either
+                raise _damaged(path, number, str(error)) from error
+            if not isinstance(row, dict):
+                raise _damaged(path, number, "it holds no JSON object")
+            yield text, row
 
 
 def _damaged(path: Path, number: int, reason: str) -> ValueError:
