@@ -26,6 +26,8 @@ CONTRASTS = (
 )
 REACHED = 0.75
 """Level L: this share of uniform's gain in stage ``choose``."""
+HALF_WAY = 0.5
+"""The level that takes its place where not all seeds of two compared arms reach it."""
 EQUAL_SECONDS = 40
 """Endpoint B: as many seconds as uniform needs for so many rollouts."""
 
@@ -40,18 +42,28 @@ class Rates(NamedTuple):
     kl: float
 
 
-def chosen_rates(results: pd.DataFrame) -> tuple[float, dict[str, Rates]]:
-    """Level L, and each arm's rates, from stage ``choose``.
+def level_at(results: pd.DataFrame, share: float) -> float:
+    """A held-out pass so far from the base's to uniform's last one in stage ``choose``."""
+    rows = _at_common_rates(results)
+    start = rows[rows["rollout"] == 0]["held_out"].mean()
+    uniform = study.last(rows[rows["arm"] == "uniform"])
+    return float(
+        start + share * (uniform.groupby("learning_rate")["held_out"].mean().max() - start)
+    )
 
-    Only rates that all arms ran at count, so that none has more to choose from.
-    """
+
+def _at_common_rates(results: pd.DataFrame) -> pd.DataFrame:
+    """Stage ``choose`` at the rates that all arms ran at, so that none has more to choose from."""
     rows = results[results["stage"] == "choose"]
     num_arms = rows["arm"].nunique()
-    rows = rows[rows.groupby("learning_rate")["arm"].transform("nunique") == num_arms]
+    return rows[rows.groupby("learning_rate")["arm"].transform("nunique") == num_arms]
+
+
+def chosen_rates(results: pd.DataFrame) -> tuple[float, dict[str, Rates]]:
+    """Level L, and each arm's rates, from stage ``choose``."""
+    rows, level = _at_common_rates(results), level_at(results, REACHED)
     ends = study.last(rows).groupby(["arm", "learning_rate"])["held_out"].mean()
     best = {arm: ends[arm].idxmax() for arm in rows["arm"].unique()}
-    start = rows[rows["rollout"] == 0]["held_out"].mean()
-    level = start + REACHED * (ends["uniform"].max() - start)
     rates = {}
     for arm, own in rows.groupby("arm", sort=False):
         kl = {  # undefined where a seed never reaches L
@@ -90,8 +102,9 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
     """Every registered contrast on both endpoints, from stage ``main``.
 
     Returns:
-        Columns endpoint (A or B), arm, control, arm_value, control_value (means), difference, low,
-        high, n, p, corrected (Holm, over all rows). For A values are of log KL. A contrast without
+        Columns endpoint (A or B), level (of A, else NaN), arm, control, arm_value, control_value
+        (means), difference, low, high, n, p, corrected (Holm, over all rows). For A values are of
+        log KL, at L, or half way where not all seeds of both arms reach it. A contrast without
         common seeds is left out.
     """
     level, rates = chosen_rates(results)
@@ -101,8 +114,12 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
         if not {arm, control} <= rates.keys():
             continue
         for endpoint in "AB":
-            pair = [_values(rows, name, endpoint, level, rates) for name in (arm, control)]
-            table = pd.concat(pair, axis=1, keys=["arm", "control"]).dropna()
+            used = level
+            table = _pair(rows, (arm, control), endpoint, used, rates)
+            if endpoint == "A" and table.isna().any(axis=None):
+                used = level_at(results, HALF_WAY)
+                table = _pair(rows, (arm, control), endpoint, used, rates)
+            table = table.dropna()
             if len(table) < 2:
                 continue
             counts = _counts(rows, table.index) if endpoint == "B" else ()
@@ -111,6 +128,7 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
             found.append(
                 {
                     "endpoint": endpoint,
+                    "level": used if endpoint == "A" else np.nan,
                     "arm": arm,
                     "control": control,
                     "arm_value": table["arm"].mean(),
@@ -124,6 +142,18 @@ def primary(results: pd.DataFrame) -> pd.DataFrame:
             )
     table = pd.DataFrame(found)
     return table.assign(corrected=holm(table["p"].to_list())) if len(table) else table
+
+
+def _pair(
+    rows: pd.DataFrame,
+    names: tuple[str, str],
+    endpoint: str,
+    level: float,
+    rates: dict[str, Rates],
+) -> pd.DataFrame:
+    """Columns arm and control, a row per seed that ran in both."""
+    pair = [_values(rows, name, endpoint, level, rates) for name in names]
+    return pd.concat(pair, axis=1, keys=["arm", "control"], join="inner")
 
 
 def _values(

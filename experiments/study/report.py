@@ -85,7 +85,7 @@ def _main(results: pd.DataFrame) -> list[str]:
     found = contrasts.primary(results)
     rows = [
         (
-            "log KL at L" if row["endpoint"] == "A" else "pass at equal seconds",
+            f"log KL at {row['level']:.3f}" if row["endpoint"] == "A" else "pass at equal seconds",
             row["arm"],
             row["control"],
             f"{row['arm_value']:.3f}",
@@ -98,7 +98,7 @@ def _main(results: pd.DataFrame) -> list[str]:
         for _, row in found.iterrows()
     ]
     head = ("endpoint", "arm", "against", "arm's", "control's", "difference", "seeds", "p", "Holm")
-    _, rates = contrasts.chosen_rates(results)
+    level, rates = contrasts.chosen_rates(results)
     own = results[results["stage"] == "main"]
     at_best = pd.concat(
         own[(own["arm"] == arm) & (own["learning_rate"] == rate.reward)]
@@ -107,9 +107,41 @@ def _main(results: pd.DataFrame) -> list[str]:
     return [
         "## Stage 2: primary contrasts",
         markdown_table(head, rows),
+        f"L is {level:.3f}; where not all seeds of both arms reach it, half way takes its place.",
+        "## Stage 2: every arm at its K, where it first reaches L",
+        _at_level(own, level, rates),
         "## Stage 2: every arm at its R, last evaluation",
         _arms_table(at_best),
     ]
+
+
+def _at_level(rows: pd.DataFrame, level: float, rates: dict[str, contrasts.Rates]) -> str:
+    """A row for each arm: what reaching the level took, and cost on what is not trained."""
+    table = []
+    for arm in sorted(rates, key=arms.order):
+        own = rows[(rows["arm"] == arm) & (rows["learning_rate"] == rates[arm].kl)]
+        if own.empty:
+            continue
+        found = {
+            column: contrasts.reached(own, column, level).dropna()
+            for column in ("kl_in", "kl_out", "other_drop", "rollout", "seconds")
+        }
+        lost = mean_interval(found["other_drop"])
+        table.append(
+            (
+                arm,
+                f"{rates[arm].kl:g}",
+                f"{np.exp(np.log(found['kl_in']).mean()):.4f}",
+                f"{np.exp(np.log(found['kl_out']).mean()):.4f}",
+                f"{lost.value:+.3f} ({lost.low:+.3f} to {lost.high:+.3f})",
+                f"{found['rollout'].mean():.0f}",
+                f"{found['seconds'].mean():.1f}",
+                f"{len(found['kl_in'])} of {own['seed'].nunique()}",
+            )
+        )
+    head = ("arm", "rate", "KL", "KL on others", "other pass lost", "rollouts", "seconds",
+            "seeds that reach it")  # fmt: skip
+    return markdown_table(head, table)
 
 
 def _secondary(results: pd.DataFrame, stage: str) -> list[str]:

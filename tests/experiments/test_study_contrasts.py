@@ -99,6 +99,20 @@ def test_primary_contrasts(results: pd.DataFrame) -> None:
     assert kl["corrected"] == pytest.approx(2 * 2 / 16)
 
 
+def test_half_way_takes_the_place_of_a_level_that_a_seed_never_reaches(
+    results: pd.DataFrame,
+) -> None:
+    is_short = (results["stage"] == "main") & (results["arm"] == "uniform") & (results["seed"] == 3)
+    results.loc[is_short & (results["rollout"] >= 40), "held_out"] = 0.74
+    kl = contrasts.primary(results).iloc[0]
+    assert kl["level"] == pytest.approx(0.7)  # half of the way from 0.6 to 0.8
+    assert kl["n"] == 4
+    # uniform has KL 0.1 at 0.7; the arm reaches it on its way to 0.7 + 0.01 (seed + 1)
+    expected = [math.log(0.1 * 0.1 / (0.1 + 0.01 * (seed + 1))) for seed in range(4)]
+    assert kl["arm_value"] == pytest.approx(sum(expected) / 4)
+    assert kl["control_value"] == pytest.approx(math.log(0.1))
+
+
 def test_a_run_that_is_over_counts_with_its_end() -> None:
     short = pd.DataFrame(run("main", "a", 1e-3, 0, [0.6, 0.7, 0.8, 0.9], [0, 0, 0, 0]))
     assert contrasts.after_seconds(short, 99.0).tolist() == [0.9]
@@ -114,7 +128,9 @@ def test_holm_on_a_worked_example() -> None:
 def test_page_names_stages_that_have_not_run(results: pd.DataFrame) -> None:
     page = report.report(results)
     assert "Stages not run: planted, groups, rewards, controls." in page
-    assert "| log KL at L | signal_shrink | uniform | -2.303 |" in page
+    assert "| log KL at 0.750 | signal_shrink | uniform | -2.303 |" in page
+    # all along at KL 0.1; half way between the evaluations at rollouts 0 and 20 nothing is lost yet
+    assert "| signal_shrink | 0.0005 | 0.1000 | 0.1000 | +0.0" in page
 
 
 def test_the_main_sweep_runs_at_the_rates_that_the_first_stage_gave() -> None:
