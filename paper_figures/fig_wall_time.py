@@ -1,7 +1,8 @@
 """Held-out pass at equal wall time: what a cheaper step is worth.
 
-Seconds are those of sampling, scoring, training and probing, so that an arm pays for what it
-measures. An arm ends where its quickest seed did. They compare only if all cells ran alike.
+Seconds are the processor's, of runs on one thread: what they take on an idle machine, whatever else
+ran beside. An arm pays for sampling, scoring, training, and for probes where it needs them. It ends
+where its quickest seed did.
 """
 
 from __future__ import annotations
@@ -53,14 +54,12 @@ def make(csv: Path) -> Figure:
                 own, look = curves[curves["arm"] == arm], arms.look(arm, i)
                 if own.empty:
                     continue
-                minutes = own["seconds"] / 60
-                axes.plot(
-                    minutes, own["value"], label=own["label"].iloc[0], markevery=(i, 8), **look
-                )
-                axes.fill_between(minutes, own["low"], own["high"], color=look["color"],
+                axes.plot(own["seconds"], own["value"], label=own["label"].iloc[0],
+                          markevery=(i, 8), **look)  # fmt: skip
+                axes.fill_between(own["seconds"], own["low"], own["high"], color=look["color"],
                                   alpha=0.12, lw=0)  # fmt: skip
             axes.set_title(f"{block}, {family}: {style.seeds(rows)}, 95 %")
-            axes.set_xlabel("minutes of sampling, scoring, training and probing")
+            axes.set_xlabel("processor seconds, evaluations left out")
             axes.legend(loc="lower right")
         line[0].set_ylabel("held-out pass rate")
     return figure
