@@ -13,7 +13,7 @@ from paper_figures.sources import MissingDataError, table_of
 
 BASELINES = ("fixed", "uniform")
 """What an arm is compared with: the first of these that ran in the same stage."""
-MEASURED = ("signal_shrink", "depth", "top_budget")
+MEASURED = ("signal_shrink", "depth", "top_budget", "top_misalignment")
 CONTROLS = ("shrink_shuffled", "shrink_static_average", "static_top", "rotate", "replay_other")
 FAMILIES = {"moved by measurements": MEASURED, "controls": CONTROLS}
 COMMAND = "make study"
@@ -134,7 +134,12 @@ def look(arm: str, place: int) -> dict[str, Any]:
     """The baseline is black and solid; the others differ in colour, dashes and marker."""
     if arm in BASELINES:
         return {"color": "black", "ls": "-", "lw": 1.8}
-    return {**style.line(place - 1), "ls": style.DASHES[place % 7], "marker": style.MARKERS[place]}
+    turn = place + place // 7  # beyond seven arms colours come back, with other dashes and markers
+    return {
+        **style.line(place - 1),
+        "ls": style.DASHES[turn % 7],
+        "marker": style.MARKERS[turn % 7],
+    }
 
 
 def label(arm: str, unfinished: dict[Any, str]) -> str:

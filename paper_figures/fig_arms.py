@@ -67,15 +67,14 @@ def make(csv: Path) -> Figure:
     blocks = list(data.groupby(["stage", "twin"], sort=False))
     heights = [2 + rows["arm"].nunique() for _, rows in blocks]
     figure = style.figure(style.PAGE, 0.5 + 0.19 * sum(heights))
-    grid = figure.subplots(len(blocks), 2, height_ratios=heights, sharey="row", sharex="col",
-                           squeeze=False)  # fmt: skip
+    grid = figure.subplots(len(blocks), 2, height_ratios=heights, sharey="row", squeeze=False)
     for line, ((stage, twin), rows) in zip(grid, blocks, strict=True):
         for axes, (measure, name) in zip(line, MEASURES.items(), strict=True):
             part = rows[rows["measure"] == measure]
             _draw(axes, part)
             reference, level = part[["baseline", "level"]].iloc[0]
             axes.set_xlabel(f"{name} minus {reference} ({level:.3f})")
-            axes.tick_params(labelbottom=True)
+            axes.locator_params(axis="x", nbins=5)
         line[0].set_title(f"{stage} runs, {twin}", loc="left")
     style.legend_below(figure, *grid[:, 0])
     return figure

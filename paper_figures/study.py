@@ -12,7 +12,7 @@ keep its lucky seeds alone. Nothing is extrapolated.
 frontier: at every level the rate with the smallest mean, chosen anew in every resample, so that
 the interval knows of the choice; rates that no other arm ran at do not count. Where one rate must
 stand for an arm (final scores, equal seconds) it is the one that is best in stage ``choose``, on
-other seeds.
+other seeds; on a twin that was in no such stage, the one that is best on the *other* seeds.
 
 Intervals are those of ``paper_figures.intervals``.
 """
@@ -92,10 +92,8 @@ def one_rate(rows: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
     Args:
         rows: Of one stage and twin.
         results: The whole table: where an arm has several rates, its rate is the one with the
-            best last ``held_out`` in stage ``choose`` of the same twin, means over seeds.
-
-    Raises:
-        ValueError: An arm has several rates, and none of them was tried in stage ``choose``.
+            best last ``held_out`` in stage ``choose`` of the same twin, means over seeds. A twin
+            that has no such stage is ``cross_chosen``.
     """
     tried = last(results[results["stage"] == "choose"])
     kept = []
@@ -108,10 +106,8 @@ def one_rate(rows: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
                 found[found["group_size"] == size] if size in set(found["group_size"]) else found
             )
             if not len(found):
-                raise ValueError(
-                    f"arm {arm!r} ran at learning rates {rates}, and stage choose has none of "
-                    "them: run that stage, or leave one rate."
-                )
+                kept.append(cross_chosen(own, "arm"))
+                continue
             rates = [found.groupby("learning_rate")["held_out"].mean().idxmax()]
         kept.append(own[own["learning_rate"] == rates[0]])
     return pd.concat(kept) if kept else rows

@@ -154,9 +154,19 @@ def test_one_rate_is_chosen_on_the_choosing_stage_alone():
     )
     kept = study.one_rate(main, pd.concat([*choose, main]))
     assert set(kept["learning_rate"]) == {2e-3}  # though the other did better in the study itself
-    with pytest.raises(ValueError, match="stage choose has none of them"):
-        study.one_rate(main, main)
     assert len(study.one_rate(main[:2], main)) == 2  # one rate needs no choice
+
+
+def test_where_nothing_was_chosen_before_each_seed_runs_at_the_rate_best_for_the_others():
+    ends = {0: (0.9, 0.3), 1: (0.4, 0.5), 2: (0.4, 0.5)}  # seed: at 1e-3, at 2e-3
+    rows = pd.concat(
+        run("a", seed, [0.1, end], [0, 0], learning_rate=rate)
+        for seed, pair in ends.items()
+        for rate, end in zip((1e-3, 2e-3), pair, strict=True)
+    )
+    kept = study.last(study.one_rate(rows, rows))
+    # for seed 0 the others say 2e-3; for 1 and 2 seed 0 outweighs the other
+    assert dict(zip(kept["seed"], kept["held_out"], strict=True)) == {0: 0.3, 1: 0.4, 2: 0.4}
 
 
 def test_each_seed_runs_at_the_rate_that_is_best_for_the_others():
