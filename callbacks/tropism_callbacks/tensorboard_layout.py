@@ -77,6 +77,7 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         # TensorBoard leaves out of the scaling.
         Chart("Groups needed (noise scale)", (names.NOISE_SCALE,), needs="Pressure"),
         Chart("Groups used", (names.GROUPS,), needs="Pressure"),
+        Chart("Gain of the last updates: z", (names.GAIN_Z,), needs="Pressure"),
         Chart("Completions per group", (names.GROUP_SIZE,), needs="AdaptiveRollouts"),
         Chart("Linears that train", (names.PLAN_TRAINED,), needs="AdaptiveLoRA"),
         Chart("Linears kept by a switch (Jaccard)", (names.PLAN_JACCARD,), needs="AdaptiveLoRA"),

@@ -12,7 +12,7 @@ import yaml
 from tropism.measurements.metrics import PHASES
 from tropism.measurements.records import read
 
-READ_PROBES = ("SignalShrink", "Depth", "TopBudget", "Sensitivity", "GradientShare")
+READ_PROBES = ("SignalShrink", "GainSteps", "Depth", "TopBudget", "Sensitivity", "GradientShare")
 """Policies that decide on what probes measure, alone or inside a control. Others are probed only so
 that their measurements stand beside: a fixed plan could do without, and does not pay for them."""
 

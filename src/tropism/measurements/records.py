@@ -51,6 +51,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "captured_energy",
         "probes_pooled",
     ),
+    "gains": ("layer", "module", "gain", "gain_z", "kl", "probes_pooled"),
     "plans": ("policy", "layer", "module", "state", "rank", "lr_scale", "score"),
     "decisions": (
         "kind",
