@@ -50,7 +50,8 @@ class Pressure(Callback, StepObserver):
     Writes:
         ``records/pressure.jsonl``, a row per linear and reading;
         ``records/reward_gradients.jsonl``, a row per linear and pair of components;
-        ``records/gains.jsonl``, a row per linear and reading.
+        ``records/gains.jsonl``, a row per linear and reading; ``records/moves.jsonl``, a row per
+        completion that gains were measured on (``measurements/ceiling.py`` reads them).
     Changes:
         Nothing that trains.
 
@@ -136,6 +137,7 @@ class Pressure(Callback, StepObserver):
         self._table = Recorder(folder, "pressure", enabled=enabled)
         self._reward_table = Recorder(folder, "reward_gradients", enabled=enabled)
         self._gain_table = Recorder(folder, "gains", enabled=enabled)
+        self._move_table = Recorder(folder, "moves", enabled=enabled)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._prober = Prober(
@@ -158,7 +160,7 @@ class Pressure(Callback, StepObserver):
         if self._moves is not None and self._saved.get("gains") is not None:
             self._prober.gains.load_state_dict(self._saved["gains"])
             self._moves.load_state_dict(self._saved["moves"])
-        for table in (self._table, self._reward_table, self._gain_table):
+        for table in (self._table, self._reward_table, self._gain_table, self._move_table):
             table.rewind(pl_module.rollout)
 
     def rollout_scored(self, module: Any, batch: RolloutBatch) -> None:
@@ -210,6 +212,7 @@ class Pressure(Callback, StepObserver):
         }
         if gain is not None:
             self._gain_table.append([site.record() for site in gain.sites], **place)
+            self._move_table.append(self._prober.gains.records(), **place)
             scalars |= {names.GAIN_Z: gain.z, names.GAIN_SHARED_KL: gain.shared_kl}
             maps[names.GAIN_HEAT_MAP] = [site.gain for site in gain.sites]
         log_scalars(module.trainer, scalars, x=batch.rollout)

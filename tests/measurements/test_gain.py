@@ -81,6 +81,14 @@ def test_rows_that_do_not_count_are_left_out():
     assert pool.estimate().kl == pytest.approx(0.5 * 0.4**2 / 2)
 
 
+def test_records_hold_what_the_gain_is_made_of():
+    pool = pool_of(({"0.q_proj": [0.3, 0.1]}, [1.0, 0.0]), ({"0.q_proj": [0.0, 0.4]}, [2.0, 0.0]))
+    rows = pool.records()
+    assert [row["prompt"] for row in rows] == [0, 0, 1, 1]
+    gain = sum(row["advantage"] * row["changes"][0] for row in rows) / 2
+    assert gain == pytest.approx(pool.estimate().sites[0].gain)
+
+
 @pytest.mark.parametrize(
     ("second", "shared"), [([0.2, -0.1], 0.5), ([0.1, 0.2], 0.0)], ids=["the same", "orthogonal"]
 )

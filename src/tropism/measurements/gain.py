@@ -213,6 +213,20 @@ class GainPool:
             shared_kl=shared,
         )
 
+    def records(self) -> list[dict[str, Any]]:
+        """Rows of the ``moves`` table, one per probed completion.
+
+        ``prompt`` numbers the prompts of the pool, ``advantage`` is w_i (a_i - mean a), ``changes``
+        are the d_il in the order of the linears.
+        """
+        rows = []
+        for index, prompt in enumerate(self._prompts):
+            weighted = prompt.weights * prompt.advantages
+            for advantage, changes in zip(weighted - weighted.mean(), prompt.moved, strict=True):
+                short = [float(f"{change:.5g}") for change in changes.tolist()]
+                rows.append({"prompt": index, "advantage": float(advantage), "changes": short})
+        return rows
+
     def _costs(self) -> tuple[Float64[Tensor, " sites"], float | None]:
         """Each linear's part of the KL, and the share of the whole that cross terms are."""
         nothing = torch.zeros(0, len(self.sites), dtype=torch.float64)

@@ -22,8 +22,9 @@ class GainSteps(Measured):
     s_l scales linear l's step (``measurements/gain.py``). The least KL for a given gain has
     s = F^-1 g up to a factor. F is known poorly (a few dozen completions for all pairs of linears),
     and the inverse of an estimate is worse than none: on fresh completions, the larger the ridge
-    F is given the more is saved, up to where it is a multiple of the identity (experiments/study,
-    ``ceiling``). What is left is s_l = clip(c * g_l, low, high).
+    F is given the more is saved, up to where it is a multiple of the identity
+    (``measurements/ceiling.py``; figure ``ceiling``). What is left is
+    s_l = clip(c * g_l, low, high).
 
     c is such that sum_l s_l g_l = sum_l g_l over the known linears: as much gain as uniform steps,
     so that whatever differs is not the speed. A linear without a gain so far keeps step size 1;
