@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tropism.tasks.math_answers import written
+from tropism.tasks.math_writing import written
 
 LETTERS = "ABCDEFGHIJ"
 _SAID = re.compile(r"\banswer\**(?:[ \t]+is\b|[ \t]*:)[ \t:*]*(.*)", re.IGNORECASE)

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from tropism.tasks.base import Split
-from tropism.tasks.math_answers import final_answer, number_of
+from tropism.tasks.math_answers import final_answer
 from tropism.tasks.math_task import Comparison, MathTask
+from tropism.tasks.math_writing import number_of
 from tropism.tasks.prompt_format import PromptFormat
 from tropism.tasks.sources import DataInfo, Row
 from tropism.tasks.splits import split_of
@@ -95,7 +96,7 @@ class MATH(MathTask):
 
     def _columns(self, row: Row) -> dict[str, Any] | None:
         answer = row["answer"] if "answer" in row else final_answer(row["solution"])
-        if answer is None:  # eight solutions box several: both, or either?
+        if answer is None:  # seven solutions box several: both, or either?
             return None
         level = int(str(row["level"]).removeprefix("Level ").replace("?", "0"))
         return {
