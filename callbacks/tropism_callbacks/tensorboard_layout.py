@@ -26,6 +26,7 @@ Layout = dict[str, dict[str, list[str | list[str]]]]
 """Category -> title -> ["Multiline", patterns] or ["Margin", [value, low, high]]."""
 
 HELD_OUT, REFERENCE, REMOTE = "held-out prompts", "reference", "remote engine"
+AHEAD, MISMATCH = "rollouts ahead", "mismatch corrected"
 ANY = "[^/]+"
 
 
@@ -46,7 +47,7 @@ class Chart:
         title: Unique in its category.
         metrics: Regular expressions for whole names.
         needs: What none of them is logged without: a callback or a module, by the name of its
-            class, ``HELD_OUT``, ``REFERENCE`` or ``REMOTE``.
+            class, or one of the names above.
     """
 
     title: str
@@ -103,6 +104,11 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         Chart("Tokens per rollout", (names.TOKENS,)),
         Chart("Sampler's gap to the trainer", (names.SAMPLER_GAP,), needs="GRPO"),
         Chart("Largest gap of a token to the trainer", (names.SAMPLER_GAP_MAX,), needs="GRPO"),
+        Chart("Optimizer steps since it was sampled", (names.STALENESS,), needs=AHEAD),
+        Chart(
+            "Ratios trainer / sampler: effective share", (names.MISMATCH_EFFECTIVE,), needs=MISMATCH
+        ),
+        Chart("Share of ratios corrected", (names.MISMATCH_CORRECTED,), needs=MISMATCH),
         Chart("Engine: seconds of a weight sync", (names.SYNC_SECONDS,), needs=REMOTE),
         Chart("Engine: megabytes sent", (names.SYNC_MEGABYTES,), needs=REMOTE),
         Chart("Engine: share of prompt tokens cached", (names.PREFIX_CACHE_HITS,), needs=REMOTE),
@@ -158,4 +164,8 @@ def _parts(trainer: Trainer, module: Any) -> set[str]:
         parts.add(REFERENCE)
     if "GRPO" in parts and isinstance(module.engine, RemoteEngine):
         parts.add(REMOTE)
+    if "GRPO" in parts and module.rollouts_ahead:
+        parts.add(AHEAD)
+    if "GRPO" in parts and module.objective.mismatch != "none":
+        parts.add(MISMATCH)
     return parts

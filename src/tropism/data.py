@@ -120,6 +120,7 @@ class PromptDataModule(L.LightningDataModule):
             seed=seed,
         )
         self._training: TrainingPrompts | None = None
+        self._batches_of_rollouts: list[list[Prompt]] = []
         self._held_out_elsewhere: dict[str, Sequence[Prompt]] = {}
         self._summary: dict[str, Any] = {}
 
@@ -149,8 +150,9 @@ class PromptDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> RolloutLoader:
         """Exactly ``num_rollouts`` batches of ``prompts_per_rollout`` prompts."""
+        self._batches_of_rollouts = self.schedule()
         return RolloutLoader(
-            self.schedule(),
+            self._batches_of_rollouts,
             identity={
                 "seed": self.seed,
                 "prompts_per_rollout": self.prompts_per_rollout,
@@ -160,6 +162,10 @@ class PromptDataModule(L.LightningDataModule):
             num_workers=self.num_workers,
             num_processed=self._num_processed,
         )
+
+    def prompts_of(self, rollout: int) -> list[Prompt]:
+        """What ``train_dataloader`` hands out for one rollout, ahead of its turn."""
+        return self._batches_of_rollouts[rollout]
 
     def val_dataloader(self) -> PromptBatches | list[Any]:
         """The same prompts in the same order every time."""

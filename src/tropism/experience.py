@@ -46,14 +46,21 @@ class Experience:
     shuffle_rewards: bool = False
     progress: Callable[[GenerationProgress], None] | None = None
 
-    def collect(self, prompts: Sequence[Prompt], *, rollout: int) -> RolloutBatch:
+    def collect(
+        self, prompts: Sequence[Prompt], *, rollout: int, drawn: Sequence[Rollout] | None = None
+    ) -> RolloutBatch:
         """The scored rollout batch of ``prompts``.
 
         With ``objective.max_resamples`` the groups whose rewards are all equal are sampled anew,
         with other random numbers, until they differ or the tries are used up.
+
+        Args:
+            prompts: P.
+            rollout: Its index.
+            drawn: Their completions, where they were sampled before.
         """
         seconds: dict[str, float] = {}
-        rollouts, scores = self._sample(prompts, rollout, attempt=0, seconds=seconds)
+        rollouts, scores = self._sample(prompts, rollout, attempt=0, seconds=seconds, drawn=drawn)
         batch = self._judge(rollouts, scores, rollout, seconds)
         for attempt in range(1, self.objective.max_resamples + 1):
             silent = batch.zero_variance.nonzero().flatten().tolist()
@@ -67,10 +74,16 @@ class Experience:
         return batch
 
     def _sample(
-        self, prompts: Sequence[Prompt], rollout: int, *, attempt: int, seconds: dict[str, float]
+        self,
+        prompts: Sequence[Prompt],
+        rollout: int,
+        *,
+        attempt: int,
+        seconds: dict[str, float],
+        drawn: Sequence[Rollout] | None = None,
     ) -> tuple[list[Rollout], list[list[Scores]]]:
         with timed(seconds, "rollout"):
-            rollouts = self.engine.generate(
+            rollouts = list(drawn or ()) or self.engine.generate(
                 prompts,
                 group_size=self.group_size,
                 sampling=self.sampling,

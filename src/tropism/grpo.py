@@ -5,7 +5,8 @@ How one step here differs from the textbook loop:
    and cadences count rollouts, while ``global_step`` counts optimizer steps;
 2. observers (callbacks) are told between scoring and update, where Lightning has no hook;
 3. completions without advantage are left out of every forward, denominators unchanged;
-4. a rollout in which no group carries signal takes no optimizer step at all.
+4. a rollout in which no group carries signal takes no optimizer step at all;
+5. the next rollout may be sampled meanwhile, off-policy by one update (``rollouts_ahead``).
 
     tropism fit --config experiments/quickstart.yaml
 """
@@ -13,15 +14,17 @@ How one step here differs from the textbook loop:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tropism.experience import Experience
 from tropism.finetuning import FineTuning
+from tropism.measurements import metrics as names
 from tropism.measurements.step_metrics import Update, step_metrics
 from tropism.models import LoRA, Model
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
+from tropism.rollouts.ahead import Ahead, check_ahead
 from tropism.rollouts.engine import RemoteEngine, RolloutEngine, Sampling, require_small_gap
 from tropism.shaping import SoftOverlong
 from tropism.tasks.extra import ExtraReward
@@ -43,6 +46,9 @@ class GRPO(FineTuning):
         reward_weights: component (or ``task.component``) -> weight; null means 1 for each.
         extra_rewards: Components that every task carries besides its own (``tropism.shaping``).
         engine: Where completions come from; the trainer's own modules where null.
+        rollouts_ahead: 1 samples the next rollout, from the policy of now, while this one is
+            learnt from: the engine and the trainer work at the same time, and what is learnt from
+            is one update old. Needs ``objective.mismatch``. 0 samples each rollout at its turn.
         max_tokens_per_microbatch: Tokens of one training forward, each prompt once; bounds memory.
             1280 is about as fast as more.
         max_rollouts_without_signal: So many rollouts in a row without any gradient stop the run.
@@ -62,6 +68,7 @@ class GRPO(FineTuning):
         reward_weights: dict[str, float] | None = None,
         extra_rewards: list[ExtraReward] | None = None,
         engine: RolloutEngine | None = None,
+        rollouts_ahead: int = 0,
         max_tokens_per_microbatch: int = 1280,
         max_rollouts_without_signal: int = 16,
         shuffle_rewards: bool = False,
@@ -76,6 +83,7 @@ class GRPO(FineTuning):
                 "objective": asdict(objective),
                 "optimizer": asdict(optimizer),
                 "reward_weights": reward_weights,
+                "rollouts_ahead": rollouts_ahead,
                 "max_tokens_per_microbatch": max_tokens_per_microbatch,
                 "max_rollouts_without_signal": max_rollouts_without_signal,
                 "shuffle_rewards": shuffle_rewards,
@@ -107,7 +115,15 @@ class GRPO(FineTuning):
                 f"objective.overlong_buffer={objective.overlong_buffer} and SoftOverlong in "
                 "extra_rewards would punish the same tokens twice; leave one of the two out."
             )
+        check_ahead(
+            rollouts_ahead,
+            mismatch=objective.mismatch,
+            dropout=0.0 if lora is None else lora.dropout,
+            engine=engine,
+        )
         self.objective = objective
+        self.rollouts_ahead = rollouts_ahead
+        self._ahead = Ahead()
         self.shuffle_rewards = shuffle_rewards
         self.max_rollouts_without_signal = max_rollouts_without_signal
         self.rollouts_without_signal = 0
@@ -125,10 +141,29 @@ class GRPO(FineTuning):
     # -- the step -----------------------------------------------------------------------------
 
     def training_step(self, batch: list[Prompt], batch_idx: int) -> None:
-        scored = self.experience.collect(batch[: self.num_groups], rollout=self.rollout)
+        try:
+            self._step(batch)
+        except BaseException:  # Ctrl-C too: nothing goes on in a thread that nobody waits for
+            self._ahead.cancel()
+            raise
+
+    def _step(self, batch: list[Prompt]) -> None:
+        seconds: dict[str, float] = {}
+        with timed(seconds, "rollout"):
+            drawn = self._ahead.take(batch, rollout=self.rollout)
+        if drawn is None:
+            scored = self.experience.collect(batch[: self.num_groups], rollout=self.rollout)
+        else:
+            scored = replace(self.experience, group_size=drawn.group_size).collect(
+                batch[: len(drawn.rollouts)], rollout=self.rollout, drawn=drawn.rollouts
+            )
+        with timed(seconds, "rollout"):
+            self._sample_ahead()
+        scored.seconds["rollout"] += seconds["rollout"]
         with timed(scored.seconds, "probe"):
             self._tell_scored(scored)
-        metrics = self._update(scored)
+        staleness = 0 if drawn is None else self.trainer.global_step - drawn.step
+        metrics = self._update(scored, staleness)
         self._tell_after_update(scored, metrics)
         self.rollout += 1
         refresh = self.objective.reference_every
@@ -136,8 +171,25 @@ class GRPO(FineTuning):
             self.policy.keep_reference()
         self._stop_without_signal(had_signal=bool(metrics["num_updates"]))
 
+    def _sample_ahead(self) -> None:
+        """Begin with the next rollout, where there is one and it is to be sampled ahead."""
+        following = self.rollout + 1
+        if self.rollouts_ahead and following < self.trainer.num_training_batches:
+            data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            self._ahead.begin(
+                self.engine,
+                data.prompts_of(following)[: self.num_groups],
+                group_size=self.group_size,
+                sampling=self.sampling,
+                seed=self.seed,
+                rollout=following,
+                step=self.trainer.global_step,
+            )
+
     def resize_rollouts(self, *, num_groups: int, group_size: int) -> None:
         """From the next rollout on: prompts per rollout and completions per prompt.
+
+        A rollout that is sampled ahead keeps the sizes it was begun with.
 
         Raises:
             ValueError: More prompts than the data module hands out, or fewer than 2 completions.
@@ -165,7 +217,7 @@ class GRPO(FineTuning):
             progress=self._report_progress,
         )
 
-    def _update(self, batch: RolloutBatch) -> dict[str, float | None]:
+    def _update(self, batch: RolloutBatch, staleness: int) -> dict[str, float | None]:
         optimizer: Any = self.optimizers()
         update = Update(learning_rate=optimizer.param_groups[0]["lr"])
         with timed(batch.seconds, "train"):
@@ -193,7 +245,8 @@ class GRPO(FineTuning):
                 )
                 if update.num_updates == 0:
                     update.first = update.last
-                    require_small_gap(self.engine, update.first.mean("sampler_gap"))
+                    gap = update.first.mean("sampler_gap")
+                    require_small_gap(self.engine, gap, staleness=staleness)
                 update.grad_norm = self._optimizer_step()
                 update.num_updates += 1
                 self._tell_step_taken(
@@ -206,7 +259,10 @@ class GRPO(FineTuning):
             update,
             has_reference=self.objective.beta > 0,
             trainable_params=self.num_trainable(),
+            corrects_mismatch=self.objective.mismatch != "none",
         )
+        if self.rollouts_ahead:
+            metrics[names.STALENESS] = float(staleness)
         own = self.engine.metrics() if isinstance(self.engine, RemoteEngine) else {}
         return {**metrics, **own}
 
@@ -226,6 +282,10 @@ class GRPO(FineTuning):
                 "raise max_rollouts_without_signal)."
             )
 
+    def on_train_end(self) -> None:
+        self._ahead.cancel()  # of a run that is stopped early
+        super().on_train_end()
+
     # -- checkpoints --------------------------------------------------------------------------
 
     def run_state(self) -> dict[str, Any]:
@@ -233,6 +293,7 @@ class GRPO(FineTuning):
             **super().run_state(),
             "rollouts_without_signal": self.rollouts_without_signal,
             "sizes": (self.num_groups, self.group_size),
+            "ahead": self._ahead.state_dict(),
         }
         if self.objective.reference_every is not None:
             state["reference"] = self.policy.reference_state()
@@ -242,5 +303,7 @@ class GRPO(FineTuning):
         super().load_run_state(state)
         self.rollouts_without_signal = state["rollouts_without_signal"]
         self.num_groups, self.group_size = state["sizes"]
+        if self.rollouts_ahead:
+            self._ahead.load_state_dict(state.get("ahead"))
         if "reference" in state:
             self.policy.load_reference_state(state["reference"])

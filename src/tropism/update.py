@@ -222,7 +222,7 @@ def accumulate_gradients(
             sapo_temperatures=objective.sapo_temperatures,
         )
         low, high = objective.mismatch_range
-        token_loss = term.loss * mismatch_weights(
+        mismatch = mismatch_weights(
             prepared.old_logprobs[i],
             sampler_logprobs=prepared.sampler_logprobs[i],
             mask=part.mask,
@@ -230,6 +230,7 @@ def accumulate_gradients(
             low=low,
             high=high,
         )
+        token_loss = term.loss * mismatch.weights
         if prepared.has_policy_gradient:
             token_loss = token_loss * prepared.has_policy_gradient[i]
         if prepared.reference_logprobs:
@@ -255,6 +256,9 @@ def accumulate_gradients(
         sums.entropy += float((entropy.detach() * part.mask).sum())
         sums.sampler_gap += float((gap * part.mask).sum())
         sums.sampler_gap_max = max(sums.sampler_gap_max, float((gap * part.mask).max()))
+        sums.ratio += float((mismatch.ratio * part.mask).sum())
+        sums.ratio_squared += float((mismatch.ratio.square() * part.mask).sum())
+        sums.corrected += int((mismatch.is_corrected & part.mask).sum())
         sums.clipped_low += int((term.clipped_low & part.mask).sum())
         sums.clipped_high += int((term.clipped_high & part.mask).sum())
     return sums

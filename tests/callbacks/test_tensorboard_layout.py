@@ -44,7 +44,9 @@ class Remote(TransformersEngine):
     def metrics(self):
         return dict.fromkeys(OWN, 1.0)
 """
-MORE = ("--data.init_args.num_rollouts", "6", "--model.init_args.objective.beta", "0.01")
+MORE = ("--data.init_args.num_rollouts", "6", "--model.init_args.objective.beta", "0.01",
+        "--model.init_args.objective.mismatch", "token_mask",
+        "--model.init_args.rollouts_ahead", "1")  # fmt: skip
 
 
 def layouts(events: Any) -> list[dict[str, dict[str, list[str]]]]:

@@ -67,6 +67,20 @@ def test_lengths_count_what_was_cut_and_masked(update: Update) -> None:
     assert metrics["clipped_ratio"] == 0.5
 
 
+def test_effective_share_of_the_ratios_by_hand() -> None:
+    batch = batch_of([[completion("x", length=4)] * 2], [0.0, 1.0])
+    # Ratios 2, 1, 1, 0: (2 + 1 + 1)^2 / (4 * (4 + 1 + 1)); one of them left its range.
+    first = Sums(tokens=4, ratio=4.0, ratio_squared=6.0, corrected=1)
+    update = Update(0.01, num_updates=1, first=first)
+    metrics = step_metrics(
+        batch, update, has_reference=False, trainable_params=7, corrects_mismatch=True
+    )
+    assert metrics[names.MISMATCH_EFFECTIVE] == pytest.approx(16 / 24)
+    assert metrics[names.MISMATCH_CORRECTED] == 0.25
+    assert Sums(tokens=5, ratio=5.0, ratio_squared=5.0).effective_share() == 1.0
+    assert metrics_of(batch, update)[names.MISMATCH_EFFECTIVE] is None  # nothing is corrected
+
+
 class Digits(Task):
     """The completion is two digits; each is a component."""
 

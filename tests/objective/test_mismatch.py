@@ -19,7 +19,7 @@ OLD = torch.tensor([[2.0, 0.5, 9.0], [1.0, 1.0, 4.0]]).log()
     ],
 )
 def test_by_hand(correction, expected):
-    weights = mismatch_weights(
+    found = mismatch_weights(
         OLD,
         sampler_logprobs=torch.zeros(2, 3),
         mask=MASK,
@@ -27,14 +27,21 @@ def test_by_hand(correction, expected):
         low=0.8,
         high=3.0,
     )
+    ratios = [[1, 1], [4, 4, 4]] if "sequence" in correction else [[2, 0.5], [1, 1, 4]]
     for row, values in enumerate(expected):
-        assert weights[row, : len(values)].tolist() == pytest.approx(values)
+        assert found.weights[row, : len(values)].tolist() == pytest.approx(values)
+        assert found.ratio[row, : len(values)].tolist() == pytest.approx(ratios[row])
+    corrected = found.is_corrected[MASK].tolist()
+    if correction == "none":
+        assert not any(corrected)
+    else:
+        assert corrected == [not 0.8 <= ratio <= 3 for row in ratios for ratio in row]
 
 
 def test_no_gradient_flows_through_the_weights():
     old = OLD.clone().requires_grad_()
-    weights = mismatch_weights(
+    found = mismatch_weights(
         old, sampler_logprobs=torch.zeros(2, 3), mask=MASK, correction="token_mask", low=None,
         high=None,
     )  # fmt: skip
-    assert not weights.requires_grad
+    assert not found.weights.requires_grad

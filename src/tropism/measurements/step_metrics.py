@@ -20,10 +20,20 @@ class Sums:
     sampler_gap_max: float = 0.0
     clipped_low: int = 0
     clipped_high: int = 0
+    ratio: float = 0.0
+    ratio_squared: float = 0.0
+    corrected: int = 0
 
     def mean(self, name: str) -> float:
         """Per completion token."""
         return float(getattr(self, name)) / max(self.tokens, 1)
+
+    def effective_share(self) -> float:
+        """(sum r)^2 / (N sum r^2) of the N ratios trainer / sampler: Kish's effective sample size.
+
+        1 where they are all equal, 1 / N where one outweighs all others.
+        """
+        return self.ratio**2 / (max(self.tokens, 1) * max(self.ratio_squared, 1e-30))
 
 
 @dataclass
@@ -38,7 +48,12 @@ class Update:
 
 
 def step_metrics(
-    batch: RolloutBatch, update: Update, *, has_reference: bool, trainable_params: int
+    batch: RolloutBatch,
+    update: Update,
+    *,
+    has_reference: bool,
+    trainable_params: int,
+    corrects_mismatch: bool = False,
 ) -> dict[str, float | None]:
     """What ``StepObserver.after_update`` is given; names with a slash are for TensorBoard alone.
 
@@ -51,6 +66,7 @@ def step_metrics(
     num_cut = sum(completion.finish_reason == "length" for completion in completions)
     first, last = update.first, update.last
     took_a_step = update.num_updates > 0
+    corrected = took_a_step and corrects_mismatch
     return {
         "tokens": sum(lengths),
         "loss": last.loss if took_a_step else None,
@@ -68,6 +84,8 @@ def step_metrics(
         "num_updates": update.num_updates,
         names.COMPLETION_LENGTH_MAX: max(lengths),
         names.SAMPLER_GAP_MAX: first.sampler_gap_max if took_a_step else None,
+        names.MISMATCH_EFFECTIVE: first.effective_share() if corrected else None,
+        names.MISMATCH_CORRECTED: first.mean("corrected") if corrected else None,
         "clip_ratio/low_mean": last.mean("clipped_low") if took_a_step else None,
         "clip_ratio/high_mean": last.mean("clipped_high") if took_a_step else None,
         "reward/batch_std": float(batch.rewards.std()) if len(batch.rewards) > 1 else None,

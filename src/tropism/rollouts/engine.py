@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from tropism.rollouts.pending import Pending
 from tropism.types import GenerationProgress, Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -76,6 +77,27 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
+class AheadEngine(Protocol):
+    """An engine that can sample in a thread while the trainer's weights move."""
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+    ) -> Pending[Any]:
+        """``generate``, begun: of the policy of now, whatever becomes of it.
+
+        The weights are taken over before this returns. Whatever else is asked of the engine waits
+        until these completions are there.
+        """
+        ...
+
+
+@runtime_checkable
 class RemoteEngine(Protocol):
     """An engine with weights of its own: it tells how it does, and is stopped where it drifts.
 
@@ -95,22 +117,29 @@ class SamplerGapError(RuntimeError):
     """The engine samples from another policy than the trainer's; raised before the update."""
 
 
-def require_small_gap(engine: RolloutEngine, gap: float) -> None:
+def require_small_gap(engine: RolloutEngine, gap: float, *, staleness: int = 0) -> None:
     """Stop where completions came from another policy than the one that is to learn from them.
 
     Args:
         engine: Where they came from; one without a limit passes.
         gap: Mean absolute difference of sampler's and trainer's log-probabilities, nats a token.
+        staleness: Optimizer steps since they were sampled, which are part of the gap.
 
     Raises:
         SamplerGapError: It is above the engine's limit. No step was taken.
     """
     limit = engine.max_sampler_gap if isinstance(engine, RemoteEngine) else None
     if limit is not None and not gap <= limit:
+        ahead = (
+            f" {staleness} optimizer steps since they were sampled (rollouts_ahead=1) are part of "
+            "it: lower optimizer.learning_rate, or set rollouts_ahead to 0."
+            if staleness
+            else ""
+        )
         raise SamplerGapError(
             f"engine.max_sampler_gap={limit}: the engine's log-probabilities are {gap:.3f} nats a "
             "token off the trainer's. No step was taken. In bf16 some 0.02 is usual; more means "
             "that the engine lacks weights or samples otherwise. Compare with the trainer's own "
             "engine (leave `engine` out), try engine.sync: merged, or model.dtype: float32; raise "
-            "the limit only together with objective.mismatch."
+            f"the limit only together with objective.mismatch.{ahead}"
         )

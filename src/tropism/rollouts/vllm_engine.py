@@ -7,7 +7,8 @@ How it keeps to the trainer's policy:
 3. before each ``generate`` whatever has moved since the last one is sent, and only that
    (``weight_sync``); the prefix cache is emptied, and each linear that was sent has to prove that
    it computes with the new weights (``engine_probe``);
-4. vLLM is loaded by the first ``generate``, and draws none of the trainer's random numbers.
+4. vLLM is loaded by the first ``generate``, and draws none of the trainer's random numbers;
+5. with ``begin`` it draws in a thread, from copies of the weights, while the trainer goes on.
 
     engine: {class_path: tropism.rollouts.vllm_engine.VLLMEngine}
 """
@@ -17,6 +18,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -27,6 +30,7 @@ from tropism.measurements import metrics as names
 from tropism.policy import ADAPTER, Policy
 from tropism.rollouts import engine_probe
 from tropism.rollouts.engine import Sampling
+from tropism.rollouts.pending import Pending, Report
 from tropism.rollouts.requests import Answer, Request, requests_for, rollouts_of
 from tropism.rollouts.transformers_engine import check_context
 from tropism.rollouts.vllm_process import require_vllm, starting_vllm
@@ -80,7 +84,8 @@ class VLLMEngine:
         self._llm: Any = None  # vllm.LLM
         self._delivery: Delivery | None = None
         self._is_asleep = False
-        self._metrics: dict[str, float] = {}
+        self._metrics: Mapping[str, float] = {}
+        self._pending: Pending[list[Answer]] | None = None
 
     def bind(self, policy: Policy) -> None:
         """Take the policy; an engine that was started with another one is closed.
@@ -107,6 +112,7 @@ class VLLMEngine:
         """
         if self._llm is None:
             return {}
+        _wait_for_all()
         (found,) = self._llm.apply_model(engine_probe.fingerprints)
         prints: dict[str, str] = found
         return prints
@@ -139,11 +145,67 @@ class VLLMEngine:
             ValueError: A prompt that does not fit, or settings that this vLLM does not take.
             RuntimeError: vLLM does not compute with the weights that it was sent.
         """
+        requests = self._requests(
+            prompts,
+            group_size=group_size,
+            sampling=sampling,
+            seed=seed,
+            rollout=rollout,
+            greedy=greedy,
+        )
+        with isolate_rng():
+            delivery, sent = self._made_ready()
+            answers = self._draw(delivery.lora_request, requests, progress)
+            self._sleep(delivery)
+        return self._finish(prompts, requests, sent, answers)
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+    ) -> Pending[list[Answer]]:
+        """As ``AheadEngine`` says; errors as in ``generate``.
+
+        The thread draws from torch's global generator (vLLM's sampler on CPUs does so even where
+        every request has a seed), though no completion depends on it.
+        """
+        requests = self._requests(
+            prompts, group_size=group_size, sampling=sampling, seed=seed, rollout=rollout
+        )
+        assert self._policy is not None
+        with isolate_rng():
+            delivery, sent = self._made_ready()
+        lora_request = delivery.lora_request
+        # On the trainer's stream: a thread's own would not wait for the weights just sent.
+        device = self._policy.device
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def draw(report: Report) -> list[Answer]:
+            with nullcontext() if stream is None else torch.cuda.stream(stream):
+                return self._draw(lora_request, requests, report)
+
+        self._pending = Pending(draw, partial(self._finish, prompts, requests, sent))
+        return self._pending
+
+    def _requests(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+        greedy: bool = False,
+    ) -> list[Request]:
         policy = self._policy
         assert policy is not None, "bind() comes first"
         encoded = [policy.encode(prompt) for prompt in prompts]
         check_context(prompts, encoded, sampling, self._context_length(policy))
-        requests = requests_for(
+        return requests_for(
             policy,
             prompts,
             encoded,
@@ -153,16 +215,17 @@ class VLLMEngine:
             rollout=rollout,
             greedy=greedy,
         )
-        with isolate_rng():
-            delivery = self._delivery or self._start(policy)
-            self._follow(delivery)
-            answers = self._draw(delivery, requests, progress)
-            self._sleep(delivery)
-        return rollouts_of(policy, prompts, requests, answers)
+
+    def _made_ready(self) -> tuple[Delivery, Mapping[str, float]]:
+        """Started, done with everything else, and with the trainer's weights of now."""
+        assert self._policy is not None
+        _wait_for_all()
+        delivery = self._delivery or self._start(self._policy)
+        return delivery, self._follow(delivery)
 
     def _draw(
         self,
-        delivery: Delivery,
+        lora_request: Any,
         requests: Sequence[Request],
         progress: Callable[[GenerationProgress], None] | None,
     ) -> list[Answer]:
@@ -178,11 +241,18 @@ class VLLMEngine:
             )
             for request in requests
         ]
-        answers = answer_all(
-            self._llm.llm_engine, asked, lora_request=delivery.lora_request, progress=progress
-        )
-        self._metrics |= cache_and_queue(requests, answers)
-        return answers
+        return answer_all(self._llm.llm_engine, asked, lora_request=lora_request, progress=progress)
+
+    def _finish(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[Request],
+        sent: Mapping[str, float],
+        answers: Sequence[Answer],
+    ) -> list[Rollout]:
+        assert self._policy is not None
+        self._metrics = {**sent, **cache_and_queue(requests, answers)}
+        return rollouts_of(self._policy, prompts, requests, answers)
 
     def _context_length(self, policy: Policy) -> int:
         own = self.engine_args.get("max_model_len")
@@ -237,8 +307,8 @@ class VLLMEngine:
             raise
         return self._delivery
 
-    def _follow(self, delivery: Delivery) -> None:
-        """Wake vLLM up, and bring its weights to the trainer's of now."""
+    def _follow(self, delivery: Delivery) -> Mapping[str, float]:
+        """Wake vLLM up, and bring its weights to the trainer's of now; what that took."""
         started, was_asleep = time.perf_counter(), self._is_asleep
         if was_asleep:
             self._llm.wake_up(tags=["weights"])
@@ -251,7 +321,7 @@ class VLLMEngine:
             self._llm.wake_up(tags=["kv_cache"])
             delivery.reset_prefix_cache()
         self._is_asleep = False
-        self._metrics = {
+        return {
             names.SYNC_SECONDS: time.perf_counter() - started,
             names.SYNC_MEGABYTES: (num_bytes or 0) / 1e6,
         }
@@ -268,7 +338,17 @@ class VLLMEngine:
 _RUNNING: list[tuple[ref[VLLMEngine], Any]] = []
 
 
+def _wait_for_all() -> None:
+    """vLLM's engines have state in common: one at a time."""
+    for reference, _ in _RUNNING:
+        if (engine := reference()) is not None and engine._pending is not None:
+            engine._pending.wait()
+
+
 def _end_all() -> None:
+    for reference, _ in _RUNNING:
+        if (engine := reference()) is not None and engine._pending is not None:
+            engine._pending.cancel()
     for reference, llm in _RUNNING:
         llm.llm_engine.engine_core.shutdown()
         if (engine := reference()) is not None:
