@@ -37,7 +37,7 @@ def make(csv: Path) -> Figure:
     """Left: KL over uniform's for each way of choosing step sizes; right: what linears share."""
     data = pd.read_csv(csv)
     figure = style.figure(style.PAGE, 2.8)
-    ratios, shared = figure.subplots(1, 2, width_ratios=(4, 1))
+    ratios, shared = figure.subplots(1, 2, width_ratios=(5, 2))
     readings = sorted(set(data["rollout"]))
     _draw_ratios(ratios, data, readings)
     once = data.drop_duplicates(["seed", "rollout"])
