@@ -102,6 +102,7 @@ class Pressure(Callback, StepObserver):
         self.every_n_rollouts = every_n_rollouts
         self.probes_per_reading = probes_per_reading
         self.should_score_statically = should_score_statically
+        self.should_measure_gain = should_measure_gain
         self.should_draw = should_draw
         self.static_scores: dict[str, dict[str, float | None]] = {}
         self._settings: dict[str, Any] = {
