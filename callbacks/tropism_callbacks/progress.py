@@ -12,6 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
 
+from tropism.measurements import metrics as names
 from tropism.scoring import component_names
 from tropism.types import GenerationProgress, RolloutBatch, StepObserver
 from tropism_callbacks.progress_display import ProgressDisplay, clock, eta_seconds
@@ -95,6 +96,7 @@ class Progress(ProgressBar, StepObserver):
         self._rewards.append(float(batch.rewards.mean()))
         seconds = batch.seconds.get("rollout", 0.0)
         self._rate = (metrics["tokens"] or 0.0) / seconds if seconds > 0 else self._rate
+        self._rate = metrics.get(names.TOKENS_PER_SECOND) or self._rate  # of one sampled ahead
         passed, kl = pass_share(module, batch), metrics["kl"]
         self._last = " ".join(
             [f"reward {self._rewards[-1]:.2f}"]

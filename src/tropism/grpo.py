@@ -24,7 +24,7 @@ from tropism.measurements.step_metrics import Update, step_metrics
 from tropism.models import LoRA, Model
 from tropism.objective.settings import Objective
 from tropism.optimization import AdamW
-from tropism.rollouts.ahead import Ahead, check_ahead
+from tropism.rollouts.ahead import Ahead, Drawn, check_ahead
 from tropism.rollouts.engine import RemoteEngine, RolloutEngine, Sampling, require_small_gap
 from tropism.shaping import SoftOverlong
 from tropism.tasks.extra import ExtraReward
@@ -148,28 +148,37 @@ class GRPO(FineTuning):
             raise
 
     def _step(self, batch: list[Prompt]) -> None:
-        seconds: dict[str, float] = {}
-        with timed(seconds, "rollout"):
-            drawn = self._ahead.take(batch, rollout=self.rollout)
-        if drawn is None:
-            scored = self.experience.collect(batch[: self.num_groups], rollout=self.rollout)
-        else:
-            scored = replace(self.experience, group_size=drawn.group_size).collect(
-                batch[: len(drawn.rollouts)], rollout=self.rollout, drawn=drawn.rollouts
-            )
-        with timed(seconds, "rollout"):
-            self._sample_ahead()
-        scored.seconds["rollout"] += seconds["rollout"]
+        scored, drawn = self._collect(batch)
         with timed(scored.seconds, "probe"):
             self._tell_scored(scored)
         staleness = 0 if drawn is None else self.trainer.global_step - drawn.step
         metrics = self._update(scored, staleness)
+        if self.rollouts_ahead:
+            metrics[names.STALENESS] = float(staleness)
+        if drawn is not None:  # not what the trainer waited for them
+            metrics[names.TOKENS_PER_SECOND] = (metrics["tokens"] or 0) / drawn.seconds
         self._tell_after_update(scored, metrics)
         self.rollout += 1
         refresh = self.objective.reference_every
         if refresh is not None and self.rollout % refresh == 0:
             self.policy.keep_reference()
         self._stop_without_signal(had_signal=bool(metrics["num_updates"]))
+
+    def _collect(self, prompts: list[Prompt]) -> tuple[RolloutBatch, Drawn | None]:
+        """This rollout, and what was sampled of it ahead; the next one is begun meanwhile."""
+        seconds: dict[str, float] = {}
+        with timed(seconds, "rollout"):
+            drawn = self._ahead.take(prompts, rollout=self.rollout)
+        if drawn is None:
+            scored = self.experience.collect(prompts[: self.num_groups], rollout=self.rollout)
+        else:
+            scored = replace(self.experience, group_size=drawn.group_size).collect(
+                prompts[: len(drawn.rollouts)], rollout=self.rollout, drawn=drawn.rollouts
+            )
+        with timed(seconds, "rollout"):
+            self._sample_ahead()
+        scored.seconds["rollout"] += seconds["rollout"]
+        return scored, drawn
 
     def _sample_ahead(self) -> None:
         """Begin with the next rollout, where there is one and it is to be sampled ahead."""
@@ -261,8 +270,6 @@ class GRPO(FineTuning):
             trainable_params=self.num_trainable(),
             corrects_mismatch=self.objective.mismatch != "none",
         )
-        if self.rollouts_ahead:
-            metrics[names.STALENESS] = float(staleness)
         own = self.engine.metrics() if isinstance(self.engine, RemoteEngine) else {}
         return {**metrics, **own}
 

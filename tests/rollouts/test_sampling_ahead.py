@@ -84,6 +84,7 @@ def test_what_was_begun_is_taken_once_also_after_a_checkpoint(in_thread):
         drawn = one.take(PROMPTS, rollout=5)  # sizes have grown since
         assert same(drawn.rollouts, rollouts_for(PROMPTS[:2]))
         assert (drawn.step, drawn.group_size) == (9, 2)
+        assert drawn.seconds > 0
         assert one.take(PROMPTS, rollout=6) is None
 
 

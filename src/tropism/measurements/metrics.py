@@ -40,7 +40,7 @@ SAMPLES = "rollouts/samples"
 
 TOKENS = "system/tokens"
 TOKENS_PER_SECOND = "system/tokens_per_second"
-"""Completion tokens per second of sampling; of waiting for it with ``rollouts_ahead``."""
+"""Completion tokens per second of sampling."""
 TOKENS_PER_SECOND_OVERALL = "system/tokens_per_second_overall"
 """Completion tokens per second of the whole rollout: sampling, scoring, probes and training."""
 TRAINABLE_PARAMS = "system/trainable_params"

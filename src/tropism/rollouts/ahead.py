@@ -15,6 +15,7 @@ the trainer's those of now, whatever an update, a plan or a rollback did between
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,10 +67,12 @@ class Drawn:
     Args:
         rollouts: P groups.
         step: Optimizer steps that their policy had taken.
+        seconds: How long drawing them took.
     """
 
     rollouts: list[Rollout]
     step: int
+    seconds: float
 
     @property
     def group_size(self) -> int:
@@ -82,6 +85,7 @@ class Ahead:
     def __init__(self) -> None:
         self._rollout: int | None = None  # None: nothing is kept
         self._step = 0
+        self._seconds = 0.0
         self._drawn: Pending[Any] | list[Rollout] | Mapping[str, Any] = []
 
     def begin(
@@ -111,7 +115,9 @@ class Ahead:
         if isinstance(engine, AheadEngine):
             self._drawn = engine.begin(prompts, **options)
         else:
+            start = time.perf_counter()
             self._drawn = engine.generate(prompts, **options)
+            self._seconds = time.perf_counter() - start
         self._rollout, self._step = rollout, step
 
     def take(self, prompts: Sequence[Prompt], *, rollout: int) -> Drawn | None:
@@ -132,7 +138,7 @@ class Ahead:
             return None
         asked, drawn, self._rollout = self._rollout, self._drawn, None
         if isinstance(drawn, Pending):
-            drawn = drawn.result()
+            drawn = self._result(drawn)
         packed = _packed(drawn) if isinstance(drawn, list) else drawn
         ids = packed["prompt_ids"]
         if asked != rollout or ids != [prompt.id for prompt in prompts[: len(ids)]]:
@@ -141,7 +147,8 @@ class Ahead:
                 f"rollout {rollout} with {[prompt.id for prompt in prompts]}. Set "
                 "rollouts_ahead to 0."
             )
-        return Drawn(drawn if isinstance(drawn, list) else _unpacked(drawn, prompts), self._step)
+        rollouts = drawn if isinstance(drawn, list) else _unpacked(drawn, prompts)
+        return Drawn(rollouts, self._step, self._seconds)
 
     def cancel(self) -> None:
         """Nothing is wanted any more; an engine that samples is stopped."""
@@ -163,15 +170,22 @@ class Ahead:
             drawn.wait()
             if drawn.has_failed:
                 return None
-            drawn = drawn.result()
+            drawn = self._result(drawn)
         packed = drawn if isinstance(drawn, Mapping) else _packed(drawn)
-        return {**packed, "rollout": self._rollout, "step": self._step}
+        own = {"rollout": self._rollout, "step": self._step, "seconds": self._seconds}
+        return {**packed, **own}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Keep what ``state_dict`` gave; the prompts come with ``take``."""
         self.cancel()
         if state is not None:
-            self._rollout, self._step, self._drawn = state["rollout"], state["step"], dict(state)
+            self._rollout, self._step = state["rollout"], state["step"]
+            self._seconds, self._drawn = state["seconds"], dict(state)
+
+    def _result(self, pending: Pending[Any]) -> list[Rollout]:
+        rollouts = pending.result()
+        self._seconds = pending.seconds
+        return rollouts
 
 
 def _packed(rollouts: Sequence[Rollout]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, TypeVar
@@ -20,6 +21,9 @@ class CancelledError(Exception):
 class Pending(Generic[Found]):
     """A ``generate`` under way.
 
+    Attributes:
+        seconds: How long the drawing took; 0 as long as it goes on.
+
     Args:
         draw: Runs in the thread, and must touch nothing of the trainer's there. It is given what
             to call every few tokens, which raises ``CancelledError`` when it is to end.
@@ -29,11 +33,12 @@ class Pending(Generic[Found]):
     def __init__(
         self, draw: Callable[[Report], Found], finish: Callable[[Found], list[Rollout]]
     ) -> None:
+        self.seconds = 0.0
         self._finish = finish
         self._is_cancelled = threading.Event()
         self._rollouts: list[Rollout] | None = None
         executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tropism-rollout")
-        self._future: Future[Found] = executor.submit(draw, self._report)
+        self._future: Future[Found] = executor.submit(self._timed, draw)
         executor.shutdown(wait=False)
 
     def result(self) -> list[Rollout]:
@@ -55,6 +60,13 @@ class Pending(Generic[Found]):
         """Have it end at the next few tokens, and wait for that."""
         self._is_cancelled.set()
         self.wait()
+
+    def _timed(self, draw: Callable[[Report], Found]) -> Found:
+        start = time.perf_counter()
+        try:
+            return draw(self._report)
+        finally:
+            self.seconds = time.perf_counter() - start
 
     def _report(self, progress: GenerationProgress) -> None:
         if self._is_cancelled.is_set():
