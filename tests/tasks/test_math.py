@@ -305,7 +305,10 @@ def test_a_users_own_problems(tmp_path):
     ("rows", "message"),
     [
         ([{"question": "q", "answer": "1"}, {"question": "q"}], "line 2: there is no column"),
-        ([{"question": "q", "answer": "many"}], "line 1: answer='many' is no number"),
+        (
+            [{"question": "q", "answer": "many"}],
+            "line 1: column 'answer' is 'many', wanted one number",
+        ),
         ([], "has no rows"),
     ],
 )

@@ -23,7 +23,7 @@ from tropism.tasks.math_answers import (
 from tropism.tasks.math_verifier import check_installed, shared_verifier
 from tropism.tasks.math_writing import number_of, written, written_alike
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import Row
+from tropism.tasks.row_files import Row
 from tropism.types import Prompt
 
 _INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|leq|geq|leqslant|geqslant|ne|neq)(?![A-Za-z])")
