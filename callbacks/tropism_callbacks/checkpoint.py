@@ -137,7 +137,7 @@ def _forget_begun_batch(trainer: Trainer) -> None:
     It resets the counts of the epoch by itself, but not the totals, by which it tells later
     checkpoints apart.
     """
-    progress = trainer.fit_loop.epoch_loop.batch_progress
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
     for counts in (progress.total, progress.current):
         counts.ready = counts.started = counts.completed
 
