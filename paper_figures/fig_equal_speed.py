@@ -16,49 +16,51 @@ from paper_figures import arms, study, style
 from paper_figures.intervals import mean_interval
 
 SOURCE = arms.SOURCE
-LEVELS = (0.722, 0.745)
-"""Half way, and three quarters of the way, from the base to uniform's best in stage 1."""
+LEVEL = 0.722
+"""Half way from the base to uniform's best in stage 1: slow runs never reach more."""
+SEEDS = 8
 ORDER = ("uniform", "gain_steps", "gain_shuffled", "gain_average", "static_top")
 
 
 def collect(source: Path) -> pd.DataFrame:
-    """Log KL and log rollouts of every run where it first reaches each level."""
+    """KL and rollouts of every run where it first reaches the level."""
     rows = arms.rows_of(arms.results_of(source), "gain", "organism")
     found = []
     for (arm, rate, seed), run in rows.groupby(["arm", "learning_rate", "seed"]):
         kl, rollouts = (
-            study.at_level(run["held_out"], run[name], LEVELS) for name in ("kl_in", "rollout")
+            study.at_level(run["held_out"], run[name], [LEVEL])[0] for name in ("kl_in", "rollout")
         )
-        found += [
+        found.append(
             {"run": run["run"].iloc[0], "arm": arm, "learning_rate": rate, "seed": seed,
-             "level": level, "kl": kl[i], "rollouts": rollouts[i]}
-            for i, level in enumerate(LEVELS)
-        ]  # fmt: skip
+             "level": LEVEL, "kl": kl, "rollouts": rollouts}
+        )  # fmt: skip
     return pd.DataFrame(found)
 
 
 def make(csv: Path) -> Figure:
-    """A panel for each level."""
+    """A point for each arm and rate that every seed reached the level at."""
     data = pd.read_csv(csv)
-    figure = style.figure(style.PAGE, 2.8)
-    every = figure.subplots(1, len(LEVELS))
-    for axes, level in zip(every, LEVELS, strict=True):
-        rows = data[data["level"] == level]
-        for i, arm in enumerate(name for name in ORDER if name in set(rows["arm"])):
-            points = []
-            for rate, own in rows[rows["arm"] == arm].groupby("learning_rate"):
-                if own["kl"].isna().any():
-                    continue
-                kl, rollouts = (mean_interval(np.log(own[name])) for name in ("kl", "rollouts"))
-                low, high = np.exp(kl.low), np.exp(kl.high)
-                x, y = np.exp(rollouts.value), np.exp(kl.value)
-                points.append((x, y))
-                axes.errorbar(x, y, yerr=style.error(y, low, high), **style.point(i), label=arm)
-                axes.annotate(f"{rate:.2g}", (x, y), (3, 3), textcoords="offset points",
-                              fontsize=6, color="0.4")  # fmt: skip
+    figure = style.figure(style.COLUMN, 2.9)
+    axes = figure.subplots()
+    for i, arm in enumerate(name for name in ORDER if name in set(data["arm"])):
+        points = []
+        for _, own in data[data["arm"] == arm].groupby("learning_rate"):
+            if own["kl"].isna().any():
+                continue
+            kl, rollouts = (mean_interval(np.log(own[name])) for name in ("kl", "rollouts"))
+            x, y, low, high = np.exp([rollouts.value, kl.value, kl.low, kl.high])
+            points.append((x, y))
+            axes.errorbar(x, y, yerr=style.error(y, low, high), **style.point(i), label=arm)
+        if points:
             axes.plot(*zip(*sorted(points), strict=True), **style.line(i), lw=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="rollouts to level")
-        axes.set_title(f"at a held-out pass of {level}, {style.seeds(rows)}, 95 %")
-    every[0].set_ylabel("KL from the start, nats a token")
-    style.legend_below(figure, *every)
+    axes.set(xscale="log", yscale="log", xlabel="rollouts to level",
+             ylabel="KL from the start, nats a token")  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
+    axes.tick_params(which="minor", labelsize=6)
+    num = data["seed"].nunique()
+    seeds = f"{num} seeds" if num == SEEDS else f"unfinished, {num} of {SEEDS} seeds"
+    axes.set_title(f"held-out pass {LEVEL}, {seeds}, 95 %")
+    style.legend_below(figure, axes, num_columns=3)
     return figure

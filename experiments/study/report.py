@@ -183,6 +183,7 @@ def _groups(results: pd.DataFrame) -> list[str]:
 
 def _gain(results: pd.DataFrame) -> list[str]:
     rows = results[results["stage"] == "gain"]
+    num = int(rows.groupby(["arm", "learning_rate"])["seed"].nunique().min())
     head = ("log KL at", "arm", "against", "difference", "seeds", "p", "Holm")
     table = [
         (
@@ -198,7 +199,8 @@ def _gain(results: pd.DataFrame) -> list[str]:
     ]
     parts = [
         "## Stage 7: steps by gain, at equal speed",
-        "Log KL at the level above uniform's line at as many rollouts, mean over an arm's rates.",
+        "Log KL at the level above uniform's line at as many rollouts, mean over an arm's rates."
+        + ("" if num == speed.SEEDS else f" Unfinished: {num} of {speed.SEEDS} seeds."),
         markdown_table(head, table),
     ]
     for rate, own in rows.groupby("learning_rate"):

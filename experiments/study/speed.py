@@ -16,6 +16,8 @@ from paper_figures.intervals import difference_interval
 from tropism.evaluation.statistics import holm, paired_permutation_test
 
 STAGE = "gain"
+SEEDS = 8
+"""As registered; with fewer the stage is unfinished."""
 CONTRASTS = (
     ("gain_steps", "uniform"),
     ("gain_steps", "gain_shuffled"),
