@@ -202,6 +202,35 @@ def test_the_trainers_random_numbers_and_threads_are_left_alone(started):
     assert torch.get_num_threads() == threads
 
 
+def begin(engine: VLLMEngine, **changed):
+    options = {"group_size": 3, "sampling": SAMPLING, "seed": 0, "rollout": 0} | changed
+    return engine.begin(PROMPTS, **options)
+
+
+def test_what_is_begun_is_of_the_weights_of_then_and_everything_else_waits_for_it(policy, engine):
+    adapt(policy, lambda site: True, seed=7)
+    expected = run(engine)
+    long = Sampling(max_new_tokens=200, temperature=0.8)
+    threads = torch.get_num_threads()
+    pending = begin(engine)
+    adapt(policy, random_plan, seed=8)  # as an update would, while it draws
+    engine.sync()
+    assert torch.get_num_threads() == threads
+    others = run(engine)
+    assert float(gap(policy, others).abs().max()) < ROUNDING
+    for one, other in zip(expected, pending.result(), strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids
+        for before, after in zip(one.completions, other.completions, strict=True):
+            assert before.token_ids == after.token_ids
+            assert torch.equal(before.sampler_logprobs, after.sampler_logprobs)
+    assert engine.metrics()[names.SYNC_MEGABYTES] == 0  # of the rollout taken last
+
+    cancelled = begin(engine, sampling=long)
+    cancelled.cancel()
+    assert cancelled.has_failed
+    assert tokens(run(engine)) == tokens(others)
+
+
 def test_prompt_longer_than_the_context_is_refused_by_id(started):
     long = Prompt(id="long", task="t", text="1+" * 300)
     with pytest.raises(ValueError, match=r"'long' has \d+ tokens.*max_new_tokens=24"):
@@ -374,6 +403,12 @@ def test_full_parameter_updates_arrive_whole_also_into_an_engine_that_loaded_not
     for engine in (plain, empty):
         engine.sync()
         assert float(gap(policy, run(engine)).abs().max()) < ROUNDING
+    expected = tokens(run(plain))
+    pending = begin(plain)
+    with torch.no_grad():
+        for parameter in policy.base.parameters():
+            parameter.zero_()
+    assert tokens(pending.result()) == expected  # none of its weights is the trainer's own tensor
 
 
 @pytest.mark.fault(16)
