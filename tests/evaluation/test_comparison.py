@@ -261,3 +261,23 @@ def test_a_task_that_abstains_on_everything_has_a_line_that_says_so() -> None:
 def test_a_task_that_abstains_on_some_says_on_how_many_it_did_not() -> None:
     ((line,),) = cells(answered(BASE, [[1.0], [None], [0.0]]))
     assert line[2] == "0.500 (0.095 to 0.905), 2 of 3 judged"
+
+
+def test_the_table_says_what_its_p_values_stand_on() -> None:
+    base, better = [[0.0]] * 20, [[1.0]] * 20
+    few = [[1.0]] * 3 + [[0.0]] * 17
+    captions = []
+    for pairs in ([(base, few)], [(base, better)], [(base, few), (base, better)], [(base, None)]):
+        asked = []
+        for mode, (own, tuned) in zip(("greedy", "sampled"), pairs, strict=False):
+            asked.append(answered(BASE, own, mode=mode))  # type: ignore[arg-type]
+            if tuned is not None:
+                asked.append(answered(TUNED, tuned, mode=mode))  # type: ignore[arg-type]
+        (table,) = tables(results(asked, base="base", seed=0), asked)
+        captions.append(table.caption)
+    assert captions == [
+        "p: paired by prompt, all patterns of signs",
+        "p: paired by prompt, 9,999 random patterns of signs",
+        "p: paired by prompt, 9,999 random or all patterns of signs",
+        None,
+    ]

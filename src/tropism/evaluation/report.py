@@ -125,12 +125,23 @@ def tables(found: Sequence[Result], answered: Sequence[Answered]) -> Iterator[Ta
                 for baseline, rate in baseline_rates(job.task, job.prompts).items():
                     shown.add_row(metric, f"baseline {baseline}", _cell(rate), "", "")
             shown.add_section()
+        shown.caption = _how_tested([result for own in metrics.values() for result in own])
         for one in asked:
             if not _is_judged(one):
                 told = f"none: {job.task.primary!r} abstained on all answers"
                 metric = names.PASS if one.job.mode == "greedy" else f"{names.PASS}@1"
                 shown.add_row(metric, one.contestant.name, told, "", "")
         yield shown
+
+
+def _how_tested(found: Sequence[Result]) -> str | None:
+    """What the p-values of a table stand on; None without any."""
+    tested = [r.comparison for r in found if r.comparison and r.comparison.p is not None]
+    if not tested:
+        return None
+    sampled = {f"{c.num_patterns:,} random" for c in tested if not c.is_exact}
+    patterns = [*sorted(sampled), *(["all"] if any(c.is_exact for c in tested) else [])]
+    return f"p: paired by prompt, {' or '.join(patterns)} patterns of signs"
 
 
 def _is_judged(one: Answered) -> bool:
