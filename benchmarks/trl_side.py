@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trl_alone  # noqa: F401  before anything of trl.trainer
 from torch import Tensor
 from workload import (
     ALPHA,
