@@ -5,10 +5,12 @@ from collections import Counter
 
 import pytest
 
-from tropism.tasks.choice import ARC, MMLU, SCIENCE, OpenBookQA
+from tropism.tasks.choice import ARC, MMLU, OpenBookQA
 from tropism.tasks.choice_answers import chosen_letter, chosen_text
 from tropism.tasks.choice_task import Choice
+from tropism.tasks.mmlu_subjects import OTHER_SUBJECTS, SCIENCE
 from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.sources import read_rows
 
 CHOICES = ["a marsh", "a tundra", "the plains", "A desert"]
 ROW = {"id": "r", "question": "Where is fog?", "choices": CHOICES, "answer_idx": 1}
@@ -253,12 +255,41 @@ def test_gold_passes_and_no_other_option_does(data_folder, name, form):
 def test_the_subjects_of_mmlu(data_folder):
     task = MMLU(data=data_folder)
     assert len(SCIENCE) == 13
+    rows, _ = read_rows("mmlu", "test", data=data_folder)
+    assert {row["subject"] for row in rows} == {*SCIENCE, *OTHER_SUBJECTS}
+    assert len({*SCIENCE, *OTHER_SUBJECTS}) == 57
     first = task.prompts("test", 60, 0)
     assert len({prompt.columns["subject"] for prompt in first}) > 8
     assert task.prompts("test", 20, 0) == first[:20]
     assert [info.part for info in task.data_info()] == ["dev", "val", "test"]
-    with pytest.raises(ValueError, match=r"subjects has \['alchemy'\]"):
-        MMLU(data=data_folder, subjects=("alchemy",)).prompts("test", 1, 0)
+    other = MMLU(data=data_folder, subjects=("philosophy", "virology"))
+    assert {p.columns["subject"] for p in other._questions("test")} == {"philosophy", "virology"}
+
+
+@pytest.mark.parametrize(
+    ("subjects", "message"),
+    [
+        (
+            ("alchemy",),
+            "subjects has 'alchemy', which MMLU lacks. There are, of science: anatomy, ",
+        ),
+        (("anatomy", "High School Physics"), "Is it 'high_school_physics'.*world_religions"),
+        (("college_bio",), "Is it 'college_biology'"),
+        ((), "name at least one, and each once"),
+        (("anatomy", "anatomy"), "name at least one, and each once"),
+    ],
+)
+def test_subjects_that_there_are_not(subjects, message):
+    with pytest.raises(ValueError, match=message):
+        MMLU(subjects=subjects)
+
+
+def test_subjects_whose_files_are_missing(tmp_path):
+    folder = tmp_path / "mmlu" / "test"
+    folder.mkdir(parents=True)
+    (folder / "virology_test.csv").write_text("q,1,2,3,4,B\n")
+    with pytest.raises(ValueError, match=r"subjects has \['anatomy'\], of which the data lack"):
+        MMLU(data=str(tmp_path), subjects=("anatomy", "virology"))._test_rows()
 
 
 def test_settings_and_rows_that_cannot_be():

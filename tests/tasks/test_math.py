@@ -254,7 +254,7 @@ def test_baselines_are_wrong_most_of_the_time(data_folder):
         (GSM8K, 1319, TAGS),
         (GSM8K, 1319, PromptFormat(style="raw")),
         (MATH, 500, None),
-        pytest.param(MATH, 500, TAGS, marks=pytest.mark.long),  # math-verify reads the questions
+        pytest.param(MATH, 150, TAGS, marks=pytest.mark.long),  # math-verify reads the questions
     ],
 )
 def test_to_copy_the_question_or_all_its_numbers_earns_nothing(

@@ -18,25 +18,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from tropism.tasks.choice_task import Choice, Form
+from tropism.tasks.mmlu_subjects import SCIENCE, check_subjects
 from tropism.tasks.prompt_format import PromptFormat
 from tropism.tasks.row_files import Row
-
-SCIENCE = (
-    "anatomy",
-    "astronomy",
-    "college_biology",
-    "college_chemistry",
-    "college_medicine",
-    "college_physics",
-    "conceptual_physics",
-    "electrical_engineering",
-    "high_school_biology",
-    "high_school_chemistry",
-    "high_school_physics",
-    "medical_genetics",
-    "virology",
-)
-"""The 13 subjects of MMLU that are natural science, or applied natural science."""
 
 
 class ARC(Choice):
@@ -99,9 +83,12 @@ class MMLU(Choice):
     Args:
         form: ``letters`` or ``cloze``.
         prompt_format: How questions are put; chat without a system message where null.
-        subjects: Some of its 57, by the names of its files.
+        subjects: Some of its 57, by the names of its files (``mmlu_subjects``).
         name: Identifies the task in records and metrics.
         options: As for ``Choice``.
+
+    Raises:
+        ValueError: What is no subject; the message lists those that are.
     """
 
     train_parts: ClassVar = (("mmlu", "dev"), ("mmlu", "val"))
@@ -117,6 +104,7 @@ class MMLU(Choice):
         name: str = "mmlu_science",
         **options: Any,
     ) -> None:
+        check_subjects(subjects)
         self.subjects = tuple(subjects)
         super().__init__(form, prompt_format, name=name, **options)
 
@@ -127,8 +115,11 @@ class MMLU(Choice):
         return self._of_subjects(super()._test_rows())
 
     def _of_subjects(self, rows: list[Row]) -> list[Row]:
-        if unknown := sorted(set(self.subjects) - {row["subject"] for row in rows}):
-            raise ValueError(f"subjects has {unknown}, which the data lack.")
+        if missing := sorted(set(self.subjects) - {row["subject"] for row in rows}):
+            raise ValueError(
+                f"subjects has {missing}, of which the data lack the files: complete the folder, "
+                "or leave them out."
+            )
         return [row for row in rows if row["subject"] in self.subjects]
 
     def _columns(self, row: Row) -> dict[str, Any] | None:
