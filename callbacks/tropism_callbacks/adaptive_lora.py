@@ -141,6 +141,7 @@ class AdaptiveLoRA(Callback, StepObserver):
             pressure=None if reading is None else reading.pressure,
             other_signals=self._other_signals(module),
             num_rollbacks=self._num_rollbacks,
+            gain=None if reading is None else reading.gain,
         )
 
     def _other_signals(self, module: Any) -> dict[str, dict[str, float | None]]:

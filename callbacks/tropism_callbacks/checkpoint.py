@@ -14,11 +14,14 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from tropism.measurements.disk import explained_disk_full
+from tropism.rollouts.engine import EngineUnreachableError
 from tropism_callbacks.run_folder import run_folder
 
 
 class Checkpoint(Callback):
     """Saves every few rollouts and at the end; then exports the tuned adapter.
+
+    Also when an engine elsewhere has been away for too long: no rollout is lost by that.
 
     Stock ModelCheckpoint counts optimizer steps, of which a rollout may take several or none.
 
@@ -83,11 +86,13 @@ class Checkpoint(Callback):
             with explained_disk_full(run_folder(trainer)):
                 pl_module.policy.export(run_folder(trainer), should_merge=self.should_merge)
 
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         if self._folder is None or not trainer.is_global_zero:
             return
+        is_whole = isinstance(exception, EngineUnreachableError) and trainer.training
+        if is_whole and pl_module.rollout not in (0, self._saved_rollout):
+            _forget_begun_batch(trainer)
+            self._save(trainer, pl_module.rollout)
         last = self._folder / "checkpoints" / "last.ckpt"
         reason = "interrupted" if isinstance(exception, KeyboardInterrupt) else "ended by an error"
         if last.exists():
@@ -124,6 +129,17 @@ class Checkpoint(Callback):
         }
         for number in sorted(number for number in numbered if number <= rollout)[: -self.keep]:
             numbered[number].unlink()
+
+
+def _forget_begun_batch(trainer: Trainer) -> None:
+    """Have Lightning count as between two batches, not as within one.
+
+    It resets the counts of the epoch by itself, but not the totals, by which it tells later
+    checkpoints apart.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    for counts in (progress.total, progress.current):
+        counts.ready = counts.started = counts.completed
 
 
 def resume_command(trainer: Trainer, folder: Path) -> str:

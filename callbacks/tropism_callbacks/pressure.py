@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from tropism.loop.moves import Moves
 from tropism.loop.probing import Prober
 from tropism.measurements import metrics as names
+from tropism.measurements.gain import GainEstimate
 from tropism.measurements.layer_names import LinearSite
 from tropism.measurements.pressure import PressureEstimate
 from tropism.measurements.reward_gradients import RewardGradients, energy_shares
@@ -26,11 +28,13 @@ class Reading:
         rollout: During which rollout.
         pressure: Every linear.
         rewards: Every linear and reward component.
+        gain: What the last updates gained; None where that is not measured.
     """
 
     rollout: int
     pressure: PressureEstimate
     rewards: RewardGradients
+    gain: GainEstimate | None = None
 
 
 class Pressure(Callback, StepObserver):
@@ -41,10 +45,13 @@ class Pressure(Callback, StepObserver):
     Logs:
         ``pressure/snr`` and ``pressure/debiased``: layer x module images; ``pressure/pooled_z``,
         ``pressure/noise_scale`` (beside ``rollouts/groups``), ``pressure/cost_share``,
-        ``reward_gradients/share/*`` and ``reward_gradients/cosine/*``.
+        ``reward_gradients/share/*`` and ``reward_gradients/cosine/*``; where gains are measured
+        ``gain/by_linear`` (image), ``gain/z`` and ``gain/shared_kl``.
     Writes:
         ``records/pressure.jsonl``, a row per linear and reading;
-        ``records/reward_gradients.jsonl``, a row per linear and pair of components.
+        ``records/reward_gradients.jsonl``, a row per linear and pair of components;
+        ``records/gains.jsonl``, a row per linear and reading; ``records/moves.jsonl``, a row per
+        completion that gains were measured on (``measurements/ceiling.py`` reads them).
     Changes:
         Nothing that trains.
 
@@ -60,6 +67,8 @@ class Pressure(Callback, StepObserver):
             once, at the first probe: controls for placement.
         should_align: Also measure at every reading how little each linear fits its surroundings
             (signal ``misalignment``): what finds damaged linears. Cubic in their width.
+        should_measure_gain: Also measure what the last update before a probe gained at each linear,
+            on this rollout's completions (signal ``gain``).
         should_draw: Draw the maps at every reading, for TensorBoard: half a second for the two.
     """
 
@@ -74,6 +83,7 @@ class Pressure(Callback, StepObserver):
         sketch_size: int = 32,
         should_score_statically: bool = False,
         should_align: bool = False,
+        should_measure_gain: bool = False,
         should_draw: bool = True,
     ) -> None:
         for name, value, least in (
@@ -92,6 +102,7 @@ class Pressure(Callback, StepObserver):
         self.every_n_rollouts = every_n_rollouts
         self.probes_per_reading = probes_per_reading
         self.should_score_statically = should_score_statically
+        self.should_measure_gain = should_measure_gain
         self.should_draw = should_draw
         self.static_scores: dict[str, dict[str, float | None]] = {}
         self._settings: dict[str, Any] = {
@@ -102,6 +113,7 @@ class Pressure(Callback, StepObserver):
             "sketch_size": sketch_size,
             "should_align": should_align,
         }
+        self._moves = Moves() if should_measure_gain else None
         self._prober: Prober | None = None
         self._saved: Mapping[str, Any] = {}
         self._reading: Reading | None = None
@@ -125,6 +137,8 @@ class Pressure(Callback, StepObserver):
         folder, enabled = run_folder(trainer), trainer.is_global_zero
         self._table = Recorder(folder, "pressure", enabled=enabled)
         self._reward_table = Recorder(folder, "reward_gradients", enabled=enabled)
+        self._gain_table = Recorder(folder, "gains", enabled=enabled)
+        self._move_table = Recorder(folder, "moves", enabled=enabled)
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         self._prober = Prober(
@@ -139,19 +153,34 @@ class Pressure(Callback, StepObserver):
             self._prober.pool.load_state_dict(self._saved["pool"])
         if self._prober.moments is not None and self._saved.get("moments") is not None:
             self._prober.moments.load_state_dict(self._saved["moments"])
-        for table in (self._table, self._reward_table):
+        if self._moves is not None and pl_module.placement is None:
+            raise ValueError(
+                "Pressure.should_measure_gain=true with lora=null: gains are measured on the moves "
+                "of adapters; set `lora`, or leave it false."
+            )
+        if self._moves is not None and self._saved.get("gains") is not None:
+            self._prober.gains.load_state_dict(self._saved["gains"])
+            self._moves.load_state_dict(self._saved["moves"])
+        for table in (self._table, self._reward_table, self._gain_table, self._move_table):
             table.rewind(pl_module.rollout)
 
     def rollout_scored(self, module: Any, batch: RolloutBatch) -> None:
         assert self._prober is not None
-        if batch.rollout % self.every_n_rollouts:
-            return
+        if batch.rollout % self.every_n_rollouts == 0:
+            self._probe(module, batch)
+        if self._moves is not None and (batch.rollout + 1) % self.every_n_rollouts == 0:
+            self._moves.keep(module.policy, module.placement.plan)
+
+    def _probe(self, module: Any, batch: RolloutBatch) -> None:
+        assert self._prober is not None
         if self.should_score_statically and not self._is_scored:
             self.static_scores, self._is_scored = self._prober.static_scores(batch), True
-        self._prober.probe(batch, module.rewards.weights)
+        moves = {} if self._moves is None else self._moves.since(module.policy)
+        self._prober.probe(batch, module.rewards.weights, moves)
         if self._prober.pool.probes_pooled >= self.probes_per_reading:
             self._read(module, batch)
             self._prober.pool.new_pool()
+            self._prober.gains.new_pool()
 
     def _read(self, module: Any, batch: RolloutBatch) -> None:
         assert self._prober is not None
@@ -161,7 +190,8 @@ class Pressure(Callback, StepObserver):
                 self.static_scores.setdefault(key, {})["misalignment"] = score
         pressure = pool.estimate(rank=1 if module.lora is None else module.lora.rank)
         rewards = pool.reward_gradients()
-        self._reading = Reading(batch.rollout, pressure, rewards)
+        gain = None if self._moves is None else self._prober.gains.estimate()
+        self._reading = Reading(batch.rollout, pressure, rewards, gain)
         trained = rewards.over([module.trains_at(site) for site in sites])
         module.gradient_shares = energy_shares(trained, module.rewards.weights)
         place = {"rollout": batch.rollout, "step": module.trainer.global_step}
@@ -177,14 +207,20 @@ class Pressure(Callback, StepObserver):
                 for other in rewards.components[i + 1 :]
             },
         }
+        maps = {
+            names.SNR_HEAT_MAP: [site.snr for site in pressure.sites],
+            names.DEBIASED_HEAT_MAP: [site.debiased_sq for site in pressure.sites],
+        }
+        if gain is not None:
+            self._gain_table.append([site.record() for site in gain.sites], **place)
+            self._move_table.append(self._prober.gains.records(), **place)
+            scalars |= {names.GAIN_Z: gain.z, names.GAIN_SHARED_KL: gain.shared_kl}
+            maps[names.GAIN_HEAT_MAP] = [site.gain for site in gain.sites]
         log_scalars(module.trainer, scalars, x=batch.rollout)
         if not self.should_draw:
             return
         title = f"rollout {batch.rollout}, {pressure.probes_pooled} probes"
-        for name, values in (
-            (names.SNR_HEAT_MAP, [site.snr for site in pressure.sites]),
-            (names.DEBIASED_HEAT_MAP, [site.debiased_sq for site in pressure.sites]),
-        ):
+        for name, values in maps.items():
             log_heat_map(module.trainer, name, sites, values, title=title, x=batch.rollout)
 
     def after_update(
@@ -207,12 +243,14 @@ class Pressure(Callback, StepObserver):
         return {
             "pool": None if pool is None else pool.state_dict(),
             "moments": None if moments is None else moments.state_dict(),
+            "gains": None if self._prober is None else self._prober.gains.state_dict(),
+            "moves": None if self._moves is None else self._moves.state_dict(),
             "static_scores": self.static_scores,
             "seconds": self._seconds,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = {"pool": state_dict["pool"], "moments": state_dict["moments"]}
+        self._saved = {key: state_dict.get(key) for key in ("pool", "moments", "gains", "moves")}
         self.static_scores = state_dict["static_scores"]
         self._is_scored = any("plop" in scores for scores in self.static_scores.values())
         self._seconds = state_dict["seconds"]

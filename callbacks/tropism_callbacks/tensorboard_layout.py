@@ -26,7 +26,7 @@ Layout = dict[str, dict[str, list[str | list[str]]]]
 """Category -> title -> ["Multiline", patterns] or ["Margin", [value, low, high]]."""
 
 HELD_OUT, REFERENCE, REMOTE = "held-out prompts", "reference", "remote engine"
-AHEAD, MISMATCH = "rollouts ahead", "mismatch corrected"
+AHEAD, MISMATCH, GAIN = "rollouts ahead", "mismatch corrected", "gain measured"
 ANY = "[^/]+"
 
 
@@ -78,6 +78,8 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         # TensorBoard leaves out of the scaling.
         Chart("Groups needed (noise scale)", (names.NOISE_SCALE,), needs="Pressure"),
         Chart("Groups used", (names.GROUPS,), needs="Pressure"),
+        Chart("Gain of the last updates: z", (names.GAIN_Z,), needs=GAIN),
+        Chart("Part of an update's KL that linears share", (names.GAIN_SHARED_KL,), needs=GAIN),
         Chart("Completions per group", (names.GROUP_SIZE,), needs="AdaptiveRollouts"),
         Chart("Linears that train", (names.PLAN_TRAINED,), needs="AdaptiveLoRA"),
         Chart("Linears kept by a switch (Jaccard)", (names.PLAN_JACCARD,), needs="AdaptiveLoRA"),
@@ -163,6 +165,8 @@ def _parts(trainer: Trainer, module: Any) -> set[str]:
         parts.add(REFERENCE)
     if "GRPO" in parts and isinstance(module.engine, RemoteEngine):
         parts.add(REMOTE)
+    if any(getattr(each, "should_measure_gain", False) for each in objects):
+        parts.add(GAIN)
     if "GRPO" in parts and module.rollouts_ahead:
         parts.add(AHEAD)
     if "GRPO" in parts and module.objective.mismatch != "none":

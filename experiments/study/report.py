@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from experiments.markdown import interval_text, markdown_table
-from experiments.study import contrasts
+from experiments.study import contrasts, speed
 from paper_figures import arms, study
 from paper_figures.intervals import Interval, mean_interval
 
 FOLDER = Path(__file__).resolve().parent
-STAGES = ("choose", "main", "planted", "groups", "rewards", "controls")
+STAGES = ("choose", "main", "planted", "groups", "rewards", "controls", "gain")
 BASELINES = {"planted": "uniform", "rewards": "fixed", "controls": "uniform"}
 
 
@@ -49,7 +49,8 @@ def report(results: pd.DataFrame) -> str:
         parts += _main(results)
     for stage in STAGES[2:]:
         if stage in there:
-            parts += _groups(results) if stage == "groups" else _secondary(results, stage)
+            own = {"groups": _groups, "gain": _gain}.get(stage)
+            parts += own(results) if own is not None else _secondary(results, stage)
     return "\n\n".join(parts) + "\n"
 
 
@@ -178,6 +179,33 @@ def _groups(results: pd.DataFrame) -> list[str]:
         )
     head = ("group size", "groups", "rate", "last held-out pass", "KL", "seconds", "noise scale")
     return ["## Stage 4: group size at equal samples", markdown_table(head, table)]
+
+
+def _gain(results: pd.DataFrame) -> list[str]:
+    rows = results[results["stage"] == "gain"]
+    num = int(rows.groupby(["arm", "learning_rate"])["seed"].nunique().min())
+    head = ("log KL at", "arm", "against", "difference", "seeds", "p", "Holm")
+    table = [
+        (
+            f"{row['level']:.3f}",
+            row["arm"],
+            row["control"],
+            f"{row['difference']:+.3f} ({row['low']:+.3f} to {row['high']:+.3f})",
+            f"{row['n']}",
+            f"{row['p']:.3f}",
+            f"{row['corrected']:.3f}",
+        )
+        for _, row in speed.primary(results).iterrows()
+    ]
+    parts = [
+        "## Stage 7: steps by gain, at equal speed",
+        "Log KL at the level above uniform's line at as many rollouts, mean over an arm's rates."
+        + ("" if num == speed.SEEDS else f" Unfinished: {num} of {speed.SEEDS} seeds."),
+        markdown_table(head, table),
+    ]
+    for rate, own in rows.groupby("learning_rate"):
+        parts += [f"Learning rate {rate:g}, last evaluation:", _arms_table(own)]
+    return parts
 
 
 def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> str:

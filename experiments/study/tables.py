@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
+from tropism.measurements.ceiling import by_gain, ceiling, only, ridge, shuffled
 from tropism.measurements.metrics import PHASES
 from tropism.measurements.records import read
 
-READ_PROBES = ("SignalShrink", "Depth", "TopBudget", "Sensitivity", "GradientShare")
+READ_PROBES = ("SignalShrink", "GainSteps", "Depth", "TopBudget", "Sensitivity", "GradientShare")
 """Policies that decide on what probes measure, alone or inside a control. Others are probed only so
 that their measurements stand beside: a fixed plan could do without, and does not pay for them."""
 
@@ -119,3 +121,26 @@ def _noise_scale(run: Path, rollouts: pd.Series[int]) -> list[float | None]:
         else None
         for found in sums
     ]
+
+
+def ceiling_rows(cell: Mapping[str, Any], run: Path) -> pd.DataFrame:
+    """KL that step sizes could save at equal gain, on unseen prompts, at each reading of a run.
+
+    Returns:
+        Columns rollout (of the reading), steps (who proposes), kl_ratio, shared_kl.
+    """
+    gains, moves = read(run, "gains"), read(run, "moves")
+    sites = gains[gains["rollout"] == gains["rollout"].iloc[0]]
+    top = sites["layer"] >= sites["layer"].max() * 2 / 3
+    proposals = {
+        **{f"ridge {strength:g}": ridge(strength) for strength in (0.1, 1, 10)},
+        "by gain": by_gain,
+        "by gain, shuffled": shuffled(sites["module"].to_list()),
+        "top third": only(top.to_list()),
+    }
+    tables = [
+        ceiling(own, proposals, rng=np.random.default_rng([int(rollout)])).assign(rollout=rollout)
+        for rollout, own in moves.groupby("rollout")
+    ]
+    table = pd.concat(tables, ignore_index=True)
+    return table[["rollout", "steps", "kl_ratio", "shared_kl"]].round(4)

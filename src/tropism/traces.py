@@ -17,6 +17,7 @@ from tropism.policy import Policy
 from tropism.rollouts.engine import RolloutEngine, Sampling
 from tropism.scoring import score_rollouts
 from tropism.tasks.base import Task
+from tropism.tasks.row_files import jsonl_rows
 from tropism.types import GenerationProgress, Prompt
 
 
@@ -117,18 +118,7 @@ class TraceFile(TraceSource):
         path = Path(self.path)
         if not path.is_file():
             raise ValueError(f"traces.path={self.path!r}: there is no such file.")
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                where = f"{path}, line {number}"
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{where}: {error}") from error
-                if not isinstance(row, dict):
-                    raise ValueError(f"{where}: a row must be a JSON object.")
-                yield where, row
+        return jsonl_rows(path)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tropism.measurements import records
+from tropism.rollouts.engine import EngineUnreachableError
 from tropism_callbacks import Checkpoint, Evaluation
 
 
@@ -109,6 +110,21 @@ def test_an_exception_prints_the_resume_command_and_exports_nothing(
         "--trainer.logger.init_args.version=version_0"
     ) in error
     assert (run.folder / "adapter" / "weights").read_text() == "a good one"
+
+
+@pytest.mark.parametrize("failure", [EngineUnreachableError("away"), RuntimeError("a reward")])
+def test_only_an_engine_that_is_away_is_a_reason_to_save(
+    make_run: Callable[..., Any], stand_in: type, failure: RuntimeError
+) -> None:
+    """Every other failure may have come in the middle of an update."""
+    run = make_run(Checkpoint(every_n_rollouts=9), module=stand_in(fail_at=2))
+    run.module.failure = failure
+    with pytest.raises(type(failure)):
+        run.fit()
+    if isinstance(failure, EngineUnreachableError):
+        assert files(run) == ["last.ckpt", "rollout=000002.ckpt"]
+    else:
+        assert not (run.folder / "checkpoints").exists()
 
 
 def test_an_exception_before_the_first_checkpoint(

@@ -19,7 +19,8 @@ trainer:
     - class_path: tropism_callbacks.KLDrift
       init_args: {every_n_rollouts: 3, num_prompts: 2}
     - class_path: tropism_callbacks.Pressure
-      init_args: {every_n_rollouts: 1, num_completions: 4, probes_per_reading: 2}
+      init_args:
+        {every_n_rollouts: 1, num_completions: 4, probes_per_reading: 2, should_measure_gain: true}
     - class_path: tropism_callbacks.AdaptiveLoRA
       init_args:
         policy:

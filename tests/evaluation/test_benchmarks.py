@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -94,25 +97,47 @@ def test_options_are_used_where_a_task_has_them_unless_switched_off() -> None:
     assert [j.mode for j in jobs(Benchmark(task=with_options))] == ["greedy", "likelihood"]
     assert [j.mode for j in jobs(Benchmark(task=with_options, likelihood=False))] == ["greedy"]
     assert [j.mode for j in jobs(Benchmark(task=without))] == ["greedy"]
-    with pytest.raises(ValueError, match=r"likelihood=true for benchmark 'letters'.*no options"):
+    with pytest.raises(ValueError, match=r"\[letters\]\.likelihood=true.*no options"):
         jobs(Benchmark(task=without, likelihood=True))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_samples": 4, "k": (8,)}, "k=8 with num_samples=4.*raise num_samples to 8"),
-        ({"k": (1,)}, "k=1 with num_samples=0"),
-        ({"num_samples": -1}, "num_samples=-1"),
-        ({"greedy": False, "likelihood": False}, "nothing is measured"),
-        ({"num_samples": 2, "temperature": 0.0}, "temperature=0"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0"),
-        ({"max_new_tokens": -3}, "max_new_tokens=-3"),
-        ({"split": "dev"}, "split='dev': choose from"),
-        ({"num_prompts": 0}, "num_prompts=0"),
+        ({"num_samples": 4, "k": (8, 9)}, "k has 8, with PLACE.num_samples=4.*num_samples to 9"),
+        ({"k": (1,)}, "k has 1, with PLACE.num_samples=0.*raise num_samples to 1"),
+        ({"k": (0,), "num_samples": 4}, "k has 0: .*k of at least 1"),
+        ({"k": (-2,)}, "k has -2: .*k of at least 1"),
+        ({"num_samples": -1}, "num_samples=-1: give 0"),
+        ({"num_samples": 2, "temperature": 0.0}, r"temperature=0\.0: .*greedy=true"),
+        ({"temperature": -1.0}, r"temperature=-1\.0: samples need a value above 0"),
+        ({"temperature": math.nan}, "temperature=nan: "),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: "),
+        ({"max_new_tokens": -3}, "max_new_tokens=-3: "),
     ],
 )
-def test_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_are_named_as_they_are_written(
+    settings: dict[str, Any], message: str
+) -> None:
+    for place, make in (
+        ("suite.data_tasks", Measures),
+        ("suite.benchmarks[letters]", partial(Benchmark, task=Letters())),
+        ("suite.benchmarks[mine]", partial(Benchmark, task=Letters(), name="mine")),
+    ):
+        where = re.escape(place)
+        with pytest.raises(ValueError, match=rf"^{where}\.{message.replace('PLACE', where)}"):
+            make(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"greedy": False, "likelihood": False}, r"\[letters\]: greedy=false.*nothing is measured"),
+        ({"split": "dev"}, r"suite\.benchmarks\[letters\]\.split='dev': choose from"),
+        ({"num_prompts": 0}, r"suite\.benchmarks\[letters\]\.num_prompts=0"),
+    ],
+)
+def test_other_settings_that_cannot_work(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Benchmark(task=Letters(), **settings)
 
@@ -126,7 +151,7 @@ def test_suites_that_cannot_work() -> None:
         jobs(Benchmark(task=Letters(), split="validation"))
     with pytest.raises(ValueError, match=r"suite\.batch_size=0"):
         Suite(batch_size=0)
-    with pytest.raises(ValueError, match=r"benchmark 'letters': greedy=false.*no options"):
+    with pytest.raises(ValueError, match=r"\[letters\]: greedy=false.*no options"):
         jobs(Benchmark(task=Letters(), greedy=False))
     nothing = DataTask(Letters(), "in", ())
     with pytest.raises(ValueError, match=r"data\.num_test_prompts"):

@@ -228,10 +228,56 @@ def test_rows_have_the_columns_of_their_table() -> None:
     assert said["wins"]["tuned"]["wins"] == 1
 
 
+def cells(*asked: Answered) -> list[list[list[str]]]:
+    """[benchmark][line][column]"""
+    found = tables(results(asked, base="base", seed=0), asked)
+    return [
+        [list(line) for line in zip(*(column.cells for column in table.columns), strict=True)]
+        for table in found
+    ]
+
+
 def test_table_leaves_components_out() -> None:
-    found = results([answered(BASE, [[1.0]] * 4, short=[[1.0]] * 4)], base="base", seed=0)
-    (table,) = tables(found)
+    one = answered(BASE, [[1.0]] * 4, short=[[1.0]] * 4)
+    (table,) = tables(results([one], base="base", seed=0), [one])
     assert table.title == "sums: 4 prompts of test"
-    assert [list(column.cells) for column in table.columns][:3] == [
-        ["pass"], ["base"], ["1.000 (0.510 to 1.000)"]
-    ]  # fmt: skip
+    assert cells(one) == [[["pass", "base", "1.000 (0.510 to 1.000)", "", ""]]]
+
+
+def test_a_task_that_abstains_on_everything_has_a_line_that_says_so() -> None:
+    told = "none: 'right' abstained on all answers"
+    silent, sampled = [[None]] * 3, [[None, None]] * 3
+    assert cells(answered(BASE, silent), answered(TUNED, silent)) == [
+        [["pass", "base", told, "", ""], ["pass", "tuned", told, "", ""]]
+    ]
+    assert cells(answered(BASE, sampled, mode="sampled", ks=(1, 2))) == [
+        [["pass@1", "base", told, "", ""]]
+    ]
+    judged = answered(BASE, [[1.0]] * 3, benchmark="other")
+    both = cells(answered(BASE, silent, short=[[1.0]] * 3), judged)
+    assert [[line[2][:5] for line in table] for table in both] == [["none:"], ["1.000"]]
+
+
+def test_a_task_that_abstains_on_some_says_on_how_many_it_did_not() -> None:
+    ((line,),) = cells(answered(BASE, [[1.0], [None], [0.0]]))
+    assert line[2] == "0.500 (0.095 to 0.905), 2 of 3 judged"
+
+
+def test_the_table_says_what_its_p_values_stand_on() -> None:
+    base, better = [[0.0]] * 20, [[1.0]] * 20
+    few = [[1.0]] * 3 + [[0.0]] * 17
+    captions = []
+    for pairs in ([(base, few)], [(base, better)], [(base, few), (base, better)], [(base, None)]):
+        asked = []
+        for mode, (own, tuned) in zip(("greedy", "sampled"), pairs, strict=False):
+            asked.append(answered(BASE, own, mode=mode))  # type: ignore[arg-type]
+            if tuned is not None:
+                asked.append(answered(TUNED, tuned, mode=mode))  # type: ignore[arg-type]
+        (table,) = tables(results(asked, base="base", seed=0), asked)
+        captions.append(table.caption)
+    assert captions == [
+        "p: paired by prompt, all patterns of signs",
+        "p: paired by prompt, 9,999 random patterns of signs",
+        "p: paired by prompt, 9,999 random or all patterns of signs",
+        None,
+    ]

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tropism.evaluation.statistics import (
     Estimate,
@@ -137,6 +139,57 @@ def test_permutation_equals_enumeration() -> None:
     patterns = np.array(list(itertools.product([-1, 1], repeat=len(d)))) @ d
     expected = (np.abs(patterns) >= d.sum() - 1e-12).mean()
     assert paired_permutation_test(d, np.zeros(7)).p_value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+@pytest.mark.parametrize("n", [2, 5, 12])
+def test_permutation_equals_scipy(n: int, alternative: Any) -> None:
+    rng = np.random.default_rng(n)
+    a, b = rng.normal(0.3, 1.0, n), rng.normal(0.0, 1.0, n)
+    found = paired_permutation_test(a, b, alternative=alternative)
+    expected = stats.permutation_test(
+        (a, b),
+        lambda x, y, axis: (x - y).mean(axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=np.inf,
+        alternative=alternative,
+    )
+    assert (found.is_exact, found.num_patterns) == (True, 2**n)
+    assert found.p_value == pytest.approx(expected.pvalue, abs=1e-12)
+
+
+def test_wilcoxons_signed_ranks_are_a_permutation_test_of_their_own() -> None:
+    # On differences that are signed ranks, the sign-flip test is Wilcoxon's exact one.
+    ranks = np.array([1, -2, 3, 4, 5, -6, 7, 8, 9, 10], dtype=float)
+    expected = stats.wilcoxon(ranks, method="exact").pvalue
+    assert paired_permutation_test(ranks, np.zeros(10)).p_value == pytest.approx(expected)
+
+
+def test_pairs_without_a_difference_leave_the_test_exact_and_the_same() -> None:
+    few = [1.0, 1.0, 1.0, -1.0]
+    many = [*few, *([0.0] * 500)]
+    alone, among = (paired_permutation_test(d, np.zeros(len(d))) for d in (few, many))
+    # The sum is 2: sums of 4 (1), 2 (4), -2 (4) and -4 (1) of 16 are as far out.
+    assert alone.p_value == among.p_value == pytest.approx(10 / 16)
+    assert (among.is_exact, among.num_patterns, among.n) == (True, 16, 504)
+    for alternative, p in (("two-sided", 1.0), ("greater", 0.5), ("less", 1.0)):
+        one = paired_permutation_test([1.0, 0.0, 0.0], [0.0] * 3, alternative=alternative)  # type: ignore[arg-type]
+        assert (one.p_value, one.num_patterns) == (p, 2)
+
+
+def test_the_number_of_patterns_is_stated_and_is_what_scipy_draws() -> None:
+    rng = np.random.default_rng(3)
+    d = rng.choice([-1.0, 1.0], 40, p=[0.3, 0.7])
+    found = paired_permutation_test(d, np.zeros(40), num_resamples=999, seed=5)
+    assert (found.is_exact, found.num_patterns) == (False, 999)
+    # p = (hits + 1) / (999 + 1), of a sum that is binomial
+    assert found.p_value * 1000 == pytest.approx(round(found.p_value * 1000))
+    expected = stats.binomtest(int((d > 0).sum()), 40).pvalue
+    error = math.sqrt(expected * (1 - expected) / 999)
+    assert found.p_value == pytest.approx(expected, abs=4 * error + 1e-3)
+    extreme = paired_permutation_test(np.ones(40), np.zeros(40), num_resamples=999)
+    assert extreme.p_value == pytest.approx(2 / 1000)  # either side counts the pattern observed
 
 
 def test_signs_of_a_cluster_flip_together() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 from experiments.study import contrasts, report
-from paper_figures import arms
+from paper_figures import arms, study
 
 STUDY = Path(__file__).resolve().parents[2] / "experiments" / "study"
 
@@ -127,7 +128,7 @@ def test_holm_on_a_worked_example() -> None:
 
 def test_page_names_stages_that_have_not_run(results: pd.DataFrame) -> None:
     page = report.report(results)
-    assert "Stages not run: planted, groups, rewards, controls." in page
+    assert "Stages not run: planted, groups, rewards, controls, gain." in page
     assert "| log KL at 0.750 | signal_shrink | uniform | -2.303 |" in page
     # all along at KL 0.1; half way between the evaluations at rollouts 0 and 20 nothing is lost yet
     assert "| signal_shrink | 0.0005 | 0.1000 | 0.1000 | +0.0" in page
@@ -152,3 +153,17 @@ def test_the_committed_page_is_that_of_the_committed_tables() -> None:
     if not page.is_file():
         pytest.skip("no stage has run")
     assert page.read_text(encoding="utf-8") == report.report(arms.read_results(STUDY / "results"))
+
+
+def test_the_readme_says_what_the_tables_say() -> None:
+    results = arms.read_results(STUDY / "results")
+    readme = (STUDY.parents[1] / "README.md").read_text(encoding="utf-8")
+    said = re.search(r"with (\d+) % more KL \(95 % (\d+) to (\d+) %\)", readme)
+    assert said is not None
+    first = contrasts.primary(results).iloc[0]
+    assert (first["arm"], first["control"], first["endpoint"]) == ("signal_shrink", "uniform", "A")
+    found = [100 * math.expm1(first[name]) for name in ("difference", "low", "high")]
+    assert [int(number) for number in said.groups()] == [round(number) for number in found]
+    num = re.search(r"`experiments/study/`, (\d+) runs", readme)
+    assert num is not None
+    assert int(num[1]) == len(results[study.CELL].drop_duplicates())

@@ -16,7 +16,8 @@ LOOP = """
 trainer:
   callbacks+:
     - class_path: tropism_callbacks.Pressure
-      init_args: {every_n_rollouts: 1, probes_per_reading: 2, should_align: true}
+      init_args:
+        {every_n_rollouts: 1, probes_per_reading: 2, should_align: true, should_measure_gain: true}
     - class_path: tropism_callbacks.AdaptiveLoRA
       init_args:
         warmup_steps: 3
@@ -70,7 +71,7 @@ def same(one, other, path="") -> None:
 def test_resume_across_switches_is_exact_in_weights_moments_policies_and_records(loop):
     run = loop()
     last = checkpoint(run, "last.ckpt")
-    tables = ("steps", "rewards", "pressure", "reward_gradients", "plans", "decisions",
+    tables = ("steps", "rewards", "pressure", "reward_gradients", "gains", "plans", "decisions",
               "update_norms", "completions")  # fmt: skip
     whole = {table: read(run, table) for table in tables}
     decisions = whole["decisions"]
@@ -101,6 +102,8 @@ def test_plans_rows_cover_every_linear_and_decisions_replay(loop, capsys):
     assert trained.iloc[-1] < 84
     asked = read(run, "decisions").query("kind == 'placement'")["observation"].iloc[-1]
     assert all(site["signals"]["misalignment"] is not None for site in asked["sites"])
+    assert asked["gain_z"] is not None
+    assert {(s["plan"]["state"] == "TRAIN") for s in asked["sites"]} == {True, False}
     assert set(plans[plans["rollout"] == plans["rollout"].max()]["state"]) == {"TRAIN", "KEEP"}
     norms = read(run, "update_norms")
     last = norms[norms["rollout"] == 8]

@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from tropism.loop.moves import Moves
 from tropism.loop.probing import Prober
+from tropism.lora.plan import SitePlan
 from tropism.measurements.sketches import ExactGradients
 from tropism.models import LoRA, Model, load_policy
 from tropism.objective.advantages import group_advantages
 from tropism.objective.settings import Objective
+from tropism.rollouts.collate import rows_of
 from tropism.rollouts.engine import Sampling
 from tropism.rollouts.transformers_engine import TransformersEngine
 from tropism.tasks.skills import Skills
@@ -77,6 +80,44 @@ def test_whole_groups_sum_to_the_gradient_of_the_first_update(loss):
         position += len(gradient)
         torch.testing.assert_close(part, gradient, rtol=1e-3, atol=1e-6)
     assert position == len(total)
+
+
+def shift(policy, size: float) -> None:
+    """Move every adapter at random."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.named_trainable().values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=size)
+
+
+def test_changes_along_moves_are_those_of_the_log_probabilities():
+    """To first order, against the difference of two forwards."""
+    torch.manual_seed(0)
+    policy = load_policy(Model(name="organism", dtype="float32"), LoRA(rank=4, alpha=8))
+    shift(policy, 0.02)
+    batch = batch_of(policy)
+
+    def logprobs() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [
+                policy.completion_logprobs(
+                    rows_of(batch.rollouts, [row], pad_token_id=policy.pad_token_id),
+                    temperature=SAMPLING.temperature,
+                )[0].sum()
+                for row in range(12)
+            ]
+
+    moves = Moves()
+    plan = tuple(SitePlan(site.layer, site.module, "TRAIN", 4) for site in policy.sites)
+    moves.keep(policy, plan)
+    before = torch.stack(logprobs())
+    shift(policy, 2e-3)
+    after = torch.stack(logprobs())
+    found = prober(policy, Objective())
+    found.probe(batch, {"a": 1.0}, moves.since(policy))
+    total = torch.cat([prompt.moved.sum(dim=1) for prompt in found.gains._prompts])
+    assert float((after - before).abs().mean()) > 1e-3
+    torch.testing.assert_close(total.float(), after - before, rtol=0.1, atol=5e-4)
 
 
 def test_probing_leaves_gradients_and_trainability_alone():

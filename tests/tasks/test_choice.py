@@ -1,5 +1,6 @@
 """Science questions: which letters count, what shuffling keeps, options for likelihoods."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -11,6 +12,7 @@ from tropism.tasks.prompt_format import PromptFormat
 
 CHOICES = ["a marsh", "a tundra", "the plains", "A desert"]
 ROW = {"id": "r", "question": "Where is fog?", "choices": CHOICES, "answer_idx": 1}
+LISTED = "A. a marsh\nB. a tundra\nC. the plains\nD. A desert\n"
 TAGS = PromptFormat(style="tags")
 RAW = PromptFormat(style="raw")
 
@@ -32,34 +34,110 @@ RAW = PromptFormat(style="raw")
         ("Fog needs water.\nThe answer is: A", 0),
         ("A\n\nIt is wet there.", 0),
         ("D. a desert", 3),
+        ("Option B", 1),
+        ("Choice B.", 1),
+        ("The correct option is B.", 1),
+        ("The answer is option (B)", 1),
+        ("`B`", 1),
+        ("<B>", 1),
+        ("**B.** a tundra", 1),
+        ("**Answer:** B", 1),
+        ("Answer:\n\n**B. a tundra**", 1),
+        ("\\boxed{\\text{B}}", 1),
+        ("$\\boxed{\\textbf{(B)}}$", 1),
+        ("\\boxed{\\text{B. a tundra}}", 1),
+        ("B because it is cold", 1),
+        ("B, since A or C is warm", 1),
+        ("B is correct.", 1),
+        ("The answer is B because A is wet.", 1),
+        ("The answer is B. a tundra, because it is cold", 1),
+        ("The answer is B. It is cold there.", 1),
+        ("The answer is A. The answer is A.", 0),
+        ("B. a tundra\n\nExplanation: it is wet in A.", 1),
+        # behind a copy of the question
+        (LISTED + "The answer is B.", 1),
+        (LISTED + "B", 1),
+        (LISTED + "B. a tundra", 1),
+        (LISTED + "\\boxed{B}", 1),
+        (LISTED + "A or B", None),
+        (LISTED, None),
+        (LISTED + "The answer is A. The answer is B.", None),
+        ("A. a marsh\nB. a tundra\nThe answer is B.", None),  # some of them are guesses
+        # the option's text
+        ("a tundra", 1),
+        ("A desert", 3),
+        ("A marsh", 0),
+        ("**The plains**", 2),
+        ("The answer is a tundra.", 1),
+        ("The answer is A marsh", 0),
+        ("Fog is wet.\na tundra", None),  # words of a line, as any
         # several
         ("A or B", None),
+        ("Either A or B", None),
+        ("A and B", None),
         ("A, B", None),
+        ("A, B, C, D", None),
         ("A/B", None),
         ("AB", None),
+        ("A? B", None),
         ("A\nB", None),
         ("A\nB\nC\nD", None),
+        ("B, not A", None),
         ("The answer is A or B.", None),
+        ("The answer is both A and B.", None),
         ("The answer is A. The answer is B.", None),
+        ("The answer is A. Or is it B?", None),
         ("The answer is A.\nAnswer: B", None),
         ("A\nThe answer is B", None),
-        ("A. a marsh\nB. a tundra\nC. the plains\nD. A desert", None),
         ("\\boxed{A} \\boxed{B}", None),
+        ("\\boxed{A or B}", None),
+        ("a marsh or a tundra", None),
+        ("a marsh. a tundra", None),
         # none
         ("", None),
         ("E", None),
+        ("\\boxed{E}", None),
         ("b", None),
+        ("I", None),
         ("B. a marsh", None),  # another option's text
-        ("a tundra", None),
-        ("A desert", None),  # the option's text, not the letter A
-        ("The answer is a marsh", None),
+        ("The answer is B. a marsh", None),
+        ("A dog", None),  # an article
+        ("A fog is likely", None),
+        ("The answer is A dog", None),
+        ("tundra", None),
+        ("The answer is not B", None),
+        ("B is wrong", None),
         ("I think that B is likely", None),
         ("The answer is", None),
         ("<answer>B</answer>", None),
+        ("Answer: B. " * 200, None),
     ],
 )
 def test_letters(text, chosen):
     assert chosen_letter(text, CHOICES) == chosen
+
+
+def test_letters_beside_options_that_look_like_them():
+    blood = ["AB", "O", "A and B", "B"]
+    assert chosen_letter("AB", blood) == 0
+    assert chosen_letter("A and B", blood) == 2
+    assert chosen_letter("B", blood) == 1  # a letter is what is asked for
+    assert chosen_letter("A. -1", ["-1", "1"]) == 0
+    assert chosen_letter("A. 1", ["-1", "1"]) is None
+    assert chosen_letter("A - 1", ["1", "2"]) == 0
+    assert chosen_letter("B because it rains", ["it is dry", "because it rains"]) == 1
+    assert chosen_letter("A because it rains", ["it is dry", "because it rains"]) is None
+    reasons = ["because it rains", "because it is dry"]
+    assert chosen_letter("because it rains, because it is dry", reasons) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["A\n" * 10_000, "answer is A " * 9_000, "\\boxed{" * 9_000, "choice: " + "a. " * 9_000]
+)
+def test_no_text_takes_long(text):
+    began = time.process_time()
+    chosen_letter(text, CHOICES)
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -166,6 +244,8 @@ def test_gold_passes_and_no_other_option_does(data_folder, name, form):
             is_gold = i == prompt.columns["answer_idx"]
             if is_gold or texts.count(text) == 1:
                 assert task.score(prompt, task._answered(prompt, i))["accuracy"] == is_gold, text
+    copies = [task.score(p, task._text(p.columns))["answered"] for p in splits[2]]
+    assert not any(copies)
     counts = Counter(prompt.columns["answer_idx"] for prompt in splits[2])
     assert all(0.18 < counts[i] / len(splits[2]) < 0.32 for i in range(4))
 

@@ -2,13 +2,15 @@
 
 import inspect
 import json
+import re
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
 from tropism.scoring import score_completions
 from tropism.tasks.math import GSM8K, MATH, WordProblems
-from tropism.tasks.math_answers import number_of
+from tropism.tasks.math_writing import number_of
 from tropism.tasks.prompt_format import PromptFormat
 from tropism.types import Prompt
 
@@ -36,6 +38,10 @@ def scores(task, answer, completion, **columns):
         ("\\boxed{42}", (1, 1)),
         ("The answer is 42.", (1, 1)),
         ("42", (1, 1)),
+        ("#### \\$42.00 per hour", (1, 1)),
+        ("\\boxed{\\text{42 hours}}", (1, 1)),
+        ("The total is 42.\n\n**Answer:** x = 42 eggs.", (1, 1)),
+        ("#### 84/2", (1, 1)),
         ("#### 41", (1, 0)),
         ("#### -42", (1, 0)),
         ("#### 420", (1, 0)),
@@ -51,6 +57,12 @@ def scores(task, answer, completion, **columns):
         ("#### 41\n#### 42", (0, 0)),
         ("\n".join(f"#### {i}" for i in range(100)), (0, 0)),
         ("The answer is not 41 but 42.", (0, 0)),
+        ("The answer is either 41 or 42.", (0, 0)),
+        ("The answer is between 41 and 42.", (0, 0)),
+        ("#### 41-42", (0, 0)),
+        ("#### about 42", (0, 0)),
+        ("#### 41 = 42", (0, 0)),
+        ("#### 20 + 22 = 42", (0, 0)),  # a number is asked for, not a calculation
         ("\\boxed{9^{9^{9^{9}}}}", (0, 0)),
         ("<answer>42</answer>", (0, 0)),  # tags that nobody asked for
     ],
@@ -60,20 +72,75 @@ def test_numbers(completion, expected):
 
 
 @pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("\\frac{1}{2}", "0.5", 1),
+        ("\\frac{1}{2}", "\\dfrac12", 1),
+        ("\\frac{1}{2}", "\\text{1/2}", 1),
+        ("\\frac{1}{2}", "\\frac{1}{3}", 0),
+        ("\\frac{1}{2}", "50\\%", 0),
+        ("3\\frac{1}{2}", "3 1/2", 1),
+        ("3\\frac{1}{2}", "3.5", 1),
+        ("3\\frac{1}{2}", "\\frac{3}{2}", 0),
+        ("x=5", "5", 1),
+        ("5", "x = 5", 1),
+        ("x=5", "y=5", 0),
+        ("12", "12", 1),
+        ("12", "12\\%", 0),
+        ("12", "1 2", 0),
+        ("10\\%", "10\\text{ percent}", 1),
+        ("\\$32,\\!348", "32348", 1),
+        ("10080", "10\\,080", 1),
+        ("3", "3 \\text{ square units}", 1),
+        ("3", "3 \\mathrm{~m}", 1),
+        ("90^\\circ", "90°", 1),
+        ("42", "41 \\text{ or } 42", 0),
+        ("42", "1 2 3 42", 0),
+        ("42", "41, 42", 0),
+        ("42", "\\{41, 42\\}", 0),
+        ("42", "41/42", 0),
+        ("42", "41 = 42", 0),
+        ("42", "x = 41 = 42", 0),
+        ("42", "6 \\cdot 8 = 42", 0),
+        ("42", "6 \\cdot 7 = 42", 1),
+        ("42", "x \\ge 42", 0),
+        ("42", "x \\ne 42", 0),
+        ("42", "\\approx 42", 0),
+        ("42", "42 \\pm 1", 0),
+        ("1,2", "2 \\text{ and } 1", 1),
+        ("1,2", "1, 2, 3", 0),
+        ("1,2", "1", 0),
+        ("(1,2)", "\\left( 1 ,\\ 2 \\right)", 1),
+        ("(1,2)", "(2,1)", 0),
+        ("\\{1,2,3\\}", "\\{3, 2, 1\\}", 1),
+        ("(-\\infty, 2]", "x \\le 2", 1),
+        ("(-\\infty, 2]", "x < 2", 0),
+        ("(-\\infty, 2]", "(-∞, 2]", 1),
+        ("x^2+1", "f(x) = 1 + x²", 1),
+        ("2\\sqrt{5}", "2√5", 1),
+        ("2\\sqrt{5}", "\\sqrt{5}", 0),
+        ("\\pi", "3.14", 0),
+        ("\\text{(C)}", "\\textbf{C}", 1),
+        ("\\text{(C)}", "D", 0),
+        ("\\text{Evelyn}", "evelyn", 1),
+        ("\\text{even}", "\\text{even or odd}", 0),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{bmatrix}1\\\\2\\end{bmatrix}", 1),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "\\begin{pmatrix}2\\\\1\\end{pmatrix}", 0),
+        ("\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "12", 0),
+    ],
+)
+def test_boxed_answers(gold, answer, expected):
+    assert scores(MATH(), gold, f"So it is \\boxed{{{answer}}}.") == (1, expected)
+
+
+@pytest.mark.parametrize(
     ("gold", "completion", "expected"),
     [
-        ("\\frac{1}{2}", "\\boxed{0.5}", (1, 1)),
-        ("\\frac{1}{2}", "so \\boxed{\\dfrac12}.", (1, 1)),
-        ("x=5", "\\boxed{5}", (1, 1)),
-        ("12", "\\boxed{12}", (1, 1)),
-        ("42", "\\boxed{41 \\text{ or } 42}", (1, 0)),
-        ("42", "\\boxed{1 2 3 42}", (1, 0)),
-        ("12", "\\boxed{12\\%}", (1, 0)),
-        ("42", "\\boxed{41, 42}", (1, 0)),
         ("42", "\\boxed{41} or \\boxed{42}", (0, 0)),
-        ("\\frac{1}{2}", "\\boxed{\\frac{1}{3}}", (1, 0)),
         ("\\frac{1}{2}", "", (0, 0)),
         ("\\frac{1}{2}", "\\boxed{\\frac{1}{", (0, 0)),
+        ("\\frac{1}{2}", "The answer is 1/2.", (1, 1)),
+        ("\\frac{1}{2}", "The answer is 1/2 or 1/3.", (1, 0)),
         ("42", "<answer>42</answer>", (1, 0)),
     ],
 )
@@ -147,7 +214,7 @@ def test_math_trains_on_what_math500_leaves(data_folder):
     task = MATH(data=data_folder)
     found = {p.columns["question"] for s in ("train", "validation") for p in everything(task, s)}
     test = {p.columns["question"] for p in everything(task, "test")}
-    assert (len(found), len(test), found & test) == (4492, 500, set())  # 8 have several answers
+    assert (len(found), len(test), found & test) == (4493, 500, set())  # 7 have several answers
     easy = MATH(data=data_folder, levels=(1, 2))
     assert {p.columns["level"] for p in easy.prompts("train", 50, 0)} == {1, 2}
 
@@ -180,6 +247,35 @@ def test_baselines_are_wrong_most_of_the_time(data_folder):
         assert sum(task.score(p, answer(p))["accuracy"] for p in prompts) < 30
 
 
+@pytest.mark.parametrize(
+    ("make", "num", "prompt_format"),
+    [
+        (GSM8K, 1319, None),
+        (GSM8K, 1319, TAGS),
+        (GSM8K, 1319, PromptFormat(style="raw")),
+        (MATH, 500, None),
+        pytest.param(MATH, 500, TAGS, marks=pytest.mark.long),  # math-verify reads the questions
+    ],
+)
+def test_to_copy_the_question_or_all_its_numbers_earns_nothing(
+    data_folder, make, num, prompt_format
+):
+    task = make(prompt_format, data=data_folder)
+    right = Counter()
+    for prompt in task.prompts("test", num, seed=0):
+        numbers = re.findall(r"\d[\d,]*(?<!,)(?:\.\d+)?", prompt.columns["question"])
+        copies = {"echo": task.baselines()["echo"](prompt)}
+        if len(set(numbers)) > 1:
+            for mark in (", ", " ", " or "):
+                listed = mark.join(numbers)
+                marked = listed if prompt_format == TAGS else task._marked(listed)
+                copies[mark] = task.prompt_format.gold(marked, "so")
+        found = score_completions({task.name: task}, prompt, list(copies.values()))
+        right.update({name: one["accuracy"] for name, one in zip(copies, found, strict=True)})
+    assert set(right) == {"echo", ", ", " ", " or "}
+    assert not any(right.values()), right
+
+
 def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
@@ -209,7 +305,10 @@ def test_a_users_own_problems(tmp_path):
     ("rows", "message"),
     [
         ([{"question": "q", "answer": "1"}, {"question": "q"}], "line 2: there is no column"),
-        ([{"question": "q", "answer": "many"}], "line 1: answer='many' is no number"),
+        (
+            [{"question": "q", "answer": "many"}],
+            "line 1: column 'answer' is 'many', wanted one number",
+        ),
         ([], "has no rows"),
     ],
 )

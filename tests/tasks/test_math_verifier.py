@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tropism.tasks.math_answers import written
 from tropism.tasks.math_verifier import MathVerifier
+from tropism.tasks.math_writing import written
 from tropism.tasks.sources import read_rows
 
 BOMB = "9^{9^{9^{9}}}"

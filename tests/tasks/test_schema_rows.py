@@ -138,14 +138,17 @@ def test_messages_and_prompt_formats(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({}, "line 1: column 'schema' must be a JSON Schema"),
-        ([], "column 'schema' must be a JSON Schema"),
-        ({"schema": "{"}, "line 1: Expecting property name"),
+        ({}, "line 1: column 'schema' is None, wanted a JSON Schema"),
+        ({"schema": []}, r"column 'schema' is \[\], wanted a JSON Schema"),
+        (
+            {"schema": "{"},
+            r"line 1: column 'schema' is '\{', no JSON text: Expecting property name",
+        ),
         ({"schema": {"type": "whole"}}, "line 1: no JSON Schema that can be checked"),
         ({"schema": {"$ref": "https://example.com/x"}}, "Retrieval is disabled"),
-        ({"schema": {}, "prompt": " "}, "column 'prompt' must be a text that is not blank"),
-        ({"schema": {}, "prompt": []}, "column 'prompt' must be a text that is not blank"),
-        ({"schema": {}, "prompt": [{"role": "user"}]}, "column 'prompt' must be a text"),
+        ({"schema": {}, "prompt": " "}, "column 'prompt' is ' ', wanted a text that is not blank"),
+        ({"schema": {}, "prompt": []}, r"column 'prompt' is \[\], wanted a text that is not blank"),
+        ({"schema": {}, "prompt": [{"role": "user"}]}, "column 'prompt' is .*wanted a text"),
     ],
 )
 def test_faults_are_named_with_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
@@ -163,9 +166,11 @@ def test_other_errors(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{")
     with pytest.raises(ValueError, match="line 1: Expecting"):
         SchemaRows(str(tmp_path / "bad.jsonl")).prompts("train", 1, seed=0)
+    with pytest.raises(ValueError, match=r"line 1: a row must be a JSON object, not \[\]"):
+        only(task_of(tmp_path, []))
     with pytest.raises(ValueError, match="together 1 at most"):
         SchemaRows("x", validation_fraction=0.6, test_fraction=0.6)
-    with pytest.raises(ValueError, match="format 'toml'"):
+    with pytest.raises(ValueError, match="column 'f' is 'toml'"):
         only(task_of(tmp_path, {"schema": {}, "f": "toml"}, format_column="f"))
 
 

@@ -125,7 +125,9 @@ class Hub(ModuleType):
 
 @pytest.fixture
 def hub(monkeypatch):
-    problems = [{"problem": str(i), "solution": "", "level": "Level 1"} for i in range(4)]
+    problems = [
+        {"problem": str(i), "solution": "s", "level": "Level 1", "type": ""} for i in range(4)
+    ]
     fake = Hub({
         "openai/gsm8k": [{"question": "q", "answer": "#### 1"}],
         "EleutherAI/hendrycks_math": problems,

@@ -194,6 +194,14 @@ def test_comments_in_yaml(text: str, has_comments: bool) -> None:
         '<!DOCTYPE a SYSTEM "file:///etc/passwd"><a/>',
         "<a>&x;</a>",
         '<a b="1"/>',
+        '<a xmlns="http://x.org/1"><name>x</name></a>',
+        '<a xmlns:p="http://x.org/1"><name>x</name></a>',
+        '<p:a xmlns:p="http://x.org/1"><name>x</name></p:a>',
+        '<a><name xmlns="http://x.org/1">x</name></a>',
+        '<a><name xmlns="">x</name></a>',
+        "<xml:a><name>x</name></xml:a>",
+        "<p:a><name>x</name></p:a>",
+        '<a xml:lang="en"><name>x</name></a>',
         "<a><?php x ?></a>",
         "<?target x?><a/>",
         "<a>text<name>x</name></a>",
@@ -222,6 +230,10 @@ def test_xml_declaration_comments_and_sections() -> None:
     assert parse_xml("<!-- hi --><a><name>x</name></a>", ITEM)[1] is True
     assert parse_xml("<a><tags/><vet/><name/></a>", ITEM)[0] == {
         "a": {"tags": [], "vet": {}, "name": ""}
+    }
+    # What looks like a namespace in a text is none.
+    assert parse_xml('<a><name>x: &lt;b xmlns="y"&gt;</name></a>', ITEM)[0] == {
+        "a": {"name": 'x: <b xmlns="y">'}
     }
     # A list whose items are called otherwise is an object, which the schema then refuses.
     assert parse_xml("<a><tags><tag>x</tag></tags></a>", ITEM)[0] == {"a": {"tags": {"tag": "x"}}}

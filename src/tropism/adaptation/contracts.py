@@ -27,6 +27,7 @@ SIGNALS = (
     "plop",
     "weight_norm",
     "misalignment",
+    "gain",
 )
 """Measured per linear; None where undefined. ``random`` and ``shuffled`` are made by policies."""
 
@@ -69,6 +70,7 @@ class PlacementObservation:
             counted as evidence twice.
         sites: Every linear, in the order of the plan.
         num_rollbacks: Times that the guard took a switch back, since the start of the run.
+        gain_z: The z of what the last updates gained, all linears together; None: not measured.
     """
 
     rollout: int
@@ -78,6 +80,7 @@ class PlacementObservation:
     pooled_z: float | None
     sites: tuple[SiteObservation, ...]
     num_rollbacks: int = 0
+    gain_z: float | None = None
 
 
 @dataclass(frozen=True)

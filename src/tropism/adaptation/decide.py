@@ -114,8 +114,11 @@ def policy_from_json(content: Mapping[str, Any]) -> Any:
 
 
 def observation_to_json(observation: Any) -> dict[str, Any]:
-    """Plain mappings and lists."""
-    return asdict(observation)
+    """Plain mappings and lists; what is not measured is left out where older runs lack it."""
+    content = asdict(observation)
+    if content.get("gain_z", 0) is None:
+        del content["gain_z"]
+    return content
 
 
 def observation_from_json(kind: str, content: Mapping[str, Any]) -> Any:

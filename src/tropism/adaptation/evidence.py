@@ -19,11 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tropism.adaptation.contracts import PlacementObservation, PolicyState, SiteObservation
 from tropism.adaptation.settings import require
 from tropism.adaptation.smoothing import all_updated, mean_of, updated, z_of
+
+_NAMES = {"pooled_z": "pooled z", "gain_z": "z of the gain"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,11 @@ class Measured:
         require(self.cooldown >= 0, self, "cooldown", "give 0 or more")
 
     def gather(
-        self, observation: PlacementObservation, state: PolicyState, *signals: str
+        self,
+        observation: PlacementObservation,
+        state: PolicyState,
+        *signals: str,
+        z: Literal["pooled_z", "gain_z"] = "pooled_z",
     ) -> Evidence:
         """Average the signals over decisions and judge whether they may be acted on.
 
@@ -85,7 +91,9 @@ class Measured:
             observation: What is decided on.
             state: The policy's, with what earlier decisions left there.
             signals: Names of signals; ``null_z`` for the z of each site.
+            z: Which z of all linears together is the evidence.
         """
+        decisive: float | None = getattr(observation, z)
         before: Mapping[str, Any] = state.get("averages", {})
         num_waiting = self._num_waiting(observation, state)
         num_probes = observation.probes_pooled
@@ -96,14 +104,12 @@ class Measured:
             left = max(0, num_waiting - has_probes)
             cooldown["cooldown"] = [observation.num_rollbacks, left]
         if has_probes:
-            averages["pooled_z"] = updated(
-                before.get("pooled_z"), observation.pooled_z, self.smoothing
-            )
+            averages[z] = updated(before.get(z), decisive, self.smoothing)
             for signal in signals:
                 values = _values(observation, signal)
                 averages[signal] = all_updated(before.get(signal, {}), values, self.smoothing)
-        evidence_z = z_of(averages.get("pooled_z"))
-        text = _text(observation, evidence_z)
+        evidence_z = z_of(averages.get(z))
+        text = _text(observation, _NAMES[z], decisive, evidence_z)
         objection = None
         if not has_probes:
             objection = f"{num_probes} probes pooled, {self.min_probes} are needed"
@@ -114,7 +120,7 @@ class Measured:
                 f"{text}; held, the guard took a switch back: decision "
                 f"{self.cooldown - num_waiting + 1} of {self.cooldown}"
             )
-        elif self.min_z is not None and (observation.pooled_z is None or evidence_z is None):
+        elif self.min_z is not None and (decisive is None or evidence_z is None):
             objection = text
         elif self.min_z is not None and evidence_z is not None and evidence_z < self.min_z:
             objection = f"{text}, below {self.min_z:g}"
@@ -126,7 +132,7 @@ class Measured:
                 for signal in signals
             },
             site_z=_by_site(observation, averages.get("null_z", {}), z_of),
-            numbers={"pooled_z": observation.pooled_z, "evidence_z": evidence_z},
+            numbers={z: decisive, "evidence_z": evidence_z},
             state={"averages": averages, **cooldown},
         )
 
@@ -158,11 +164,13 @@ def _by_site(
     )
 
 
-def _text(observation: PlacementObservation, evidence_z: float | None) -> str:
+def _text(
+    observation: PlacementObservation, name: str, z: float | None, evidence_z: float | None
+) -> str:
     over = f"over {observation.probes_pooled} probes"
-    if observation.pooled_z is None:
-        return f"pooled z undefined {over}"
-    text = f"pooled z {observation.pooled_z:.1f} {over}"
-    if evidence_z is not None and evidence_z != observation.pooled_z:
+    if z is None:
+        return f"{name} undefined {over}"
+    text = f"{name} {z:.1f} {over}"
+    if evidence_z is not None and evidence_z != z:
         text += f" ({evidence_z:.1f} with earlier decisions)"
     return text

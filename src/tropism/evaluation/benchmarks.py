@@ -6,6 +6,7 @@ the likelihood of its options), with the prompts drawn; jobs are what is measure
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,18 +45,36 @@ class Measures:
     likelihood: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.num_samples < 0:
-            raise ValueError(f"num_samples={self.num_samples}: give 0 (none) or more.")
-        if not self.greedy and not self.num_samples and self.likelihood is False:
-            raise ValueError("greedy=false, num_samples=0, likelihood=false: nothing is measured.")
-        if too_many := [k for k in self.k or () if not 1 <= k <= self.num_samples]:
+        where, num = self.setting, self.num_samples
+        if num < 0:
+            raise ValueError(f"{where}.num_samples={num}: give 0 (none) or more.")
+        if not self.greedy and not num and self.likelihood is False:
             raise ValueError(
-                f"k={too_many[0]} with num_samples={self.num_samples}: pass@k and maj@k need 1 <= "
-                f"k <= num_samples; raise num_samples to {max(too_many)}, or lower k."
+                f"{where}: greedy=false, num_samples=0, likelihood=false: nothing is measured."
             )
-        Sampling(max_new_tokens=self.max_new_tokens or 1, temperature=self.temperature)
-        if self.max_new_tokens == 0:
-            raise ValueError("max_new_tokens=0: give at least 1, or null for the model's.")
+        for k in self.k or ():
+            if k < 1:
+                raise ValueError(f"{where}.k has {k}: pass@k and maj@k need k of at least 1.")
+            if k > num:
+                raise ValueError(
+                    f"{where}.k has {k}, with {where}.num_samples={num}: pass@k and maj@k need as "
+                    f"many samples; raise num_samples to {max(self.k or ())}, or lower k."
+                )
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(
+                f"{where}.temperature={self.temperature}: samples need a value above 0; for the "
+                "likeliest answers set greedy=true and num_samples=0."
+            )
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(
+                f"{where}.max_new_tokens={self.max_new_tokens}: give at least 1, or null for the "
+                "model's."
+            )
+
+    @property
+    def setting(self) -> str:
+        """What these settings are called in a config, for errors."""
+        return "suite.data_tasks"
 
     @property
     def ks(self) -> tuple[int, ...]:
@@ -84,9 +103,14 @@ class Benchmark(Measures):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.split not in get_args(Split):
-            raise ValueError(f"split={self.split!r}: choose from {get_args(Split)}.")
+            raise ValueError(f"{self.setting}.split={self.split!r}: choose from {get_args(Split)}.")
         if self.num_prompts < 1:
-            raise ValueError(f"num_prompts={self.num_prompts}: give at least 1.")
+            raise ValueError(f"{self.setting}.num_prompts={self.num_prompts}: give at least 1.")
+
+    @property
+    def setting(self) -> str:
+        """The list in a config, with this one's name."""
+        return f"suite.benchmarks[{self.name or self.task.name}]"
 
     def draw(self, seed: int) -> tuple[Prompt, ...]:
         """Its prompts; ``seed`` keys which they are where the split has more.
@@ -210,8 +234,8 @@ def plan(suite: Suite, data: Sequence[DataTask], *, sampling: Sampling, seed: in
         modes = list(_modes(name, task, prompts, measures))
         if not modes:
             raise ValueError(
-                f"benchmark {name!r}: greedy=false, num_samples=0, and {type(task).__name__} lists "
-                "no options to compare: nothing is measured."
+                f"{measures.setting}: greedy=false, num_samples=0, and {type(task).__name__} "
+                f"({name!r}) lists no options to compare: nothing is measured."
             )
         limited = _limited(sampling, measures)
         jobs += [
@@ -232,8 +256,8 @@ def _modes(
         has_options = all(task.options(prompt) is not None for prompt in prompts)
         if measures.likelihood and not has_options:
             raise ValueError(
-                f"likelihood=true for benchmark {name!r}: {type(task).__name__} lists no options; "
-                "leave it null."
+                f"{measures.setting}.likelihood=true: {type(task).__name__} ({name!r}) lists no "
+                "options; leave it null."
             )
         if has_options:
             yield "likelihood", 1, (1,)

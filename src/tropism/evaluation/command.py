@@ -82,7 +82,7 @@ def run_test(
         for logger in trainer.loggers:
             logger.log_metrics(values, step=rollout)
     file.finish(report.summary(found, counts))
-    for table in report.tables(found):
+    for table in report.tables(found, answered):
         console.print(table)
     for line in report.lines(counts):
         console.print(line, highlight=False)

@@ -29,7 +29,8 @@ from tropism.evaluation.suite import Answered
 from tropism.measurements.metrics import PASS
 
 NUM_RESAMPLES = 9_999
-"""Of each permutation test: the smallest p-value is 1e-4."""
+"""Sign patterns of a permutation test that has more of them: the smallest p-value is then 2e-4.
+Where 13 prompts differ, or fewer, all are counted."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,15 @@ class Comparison:
     Args:
         difference: Mean over prompts of model minus base; no interval from a single prompt.
         p: Two-sided, of the paired permutation test; None from a single prompt.
+        num_patterns: Sign patterns that p was counted on; None where there is no p.
+        is_exact: They are all that there are.
         p_corrected: After Holm's correction over benchmarks.
     """
 
     difference: Estimate
     p: float | None
+    num_patterns: int | None = None
+    is_exact: bool = False
     p_corrected: float | None = None
 
 
@@ -200,7 +205,7 @@ def _compare(result: Result, base: Result, seed: int) -> Comparison | None:
     if len(common) < 2:
         return Comparison(difference, None)
     test = paired_permutation_test(a, b, clusters=common, seed=seed, num_resamples=NUM_RESAMPLES)
-    return Comparison(difference, test.p_value)
+    return Comparison(difference, test.p_value, test.num_patterns, test.is_exact)
 
 
 def _corrected(found: Sequence[Result]) -> list[Result]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from tropism.evaluation.comparison import Comparison, Result, Wins
 from tropism.evaluation.metrics import baseline_rates
 from tropism.evaluation.statistics import Estimate
+from tropism.evaluation.suite import Answered
 from tropism.measurements import metrics as names
 from tropism.measurements.records import TABLES
 
@@ -98,30 +99,62 @@ def summary(found: Sequence[Result], counts: Sequence[Wins]) -> dict[str, Any]:
     return {"benchmarks": benchmarks, "wins": wins}
 
 
-def tables(found: Sequence[Result]) -> Iterator[Table]:
-    """A table per benchmark, a line per metric and model; components are left to the records."""
-    benchmarks: dict[str, list[Result]] = {}
-    for result in found:
-        if not result.is_component:
-            benchmarks.setdefault(result.job.benchmark, []).append(result)
-    for name, own in benchmarks.items():
-        job = own[0].job
+def tables(found: Sequence[Result], answered: Sequence[Answered]) -> Iterator[Table]:
+    """A table per benchmark, a line per metric and model; components are left to the records.
+
+    A model none of whose answers were judged has a line that says so: a task may abstain.
+    """
+    benchmarks: dict[str, list[Answered]] = {}
+    for one in answered:
+        benchmarks.setdefault(one.job.benchmark, []).append(one)
+    for name, asked in benchmarks.items():
+        job = asked[0].job
         label = f"{name} (out of domain)" if job.domain == "out" else name
         shown = Table(title=f"{label}: {len(job.prompts)} prompts of {job.split}")
         for heading in ("metric", "answers of", "value (95 %)", "to base (95 %)", "p (Holm)"):
             shown.add_column(heading, overflow="fold")
         metrics: dict[str, list[Result]] = {}
-        for result in own:
-            metrics.setdefault(result.metric, []).append(result)
+        for result in found:
+            if result.job.benchmark == name and not result.is_component:
+                metrics.setdefault(result.metric, []).append(result)
         for metric, of_models in metrics.items():
             for result in of_models:
-                cells = (_cell(result.estimate), *_compared(result.comparison))
+                cells = (_judged(result), *_compared(result.comparison))
                 shown.add_row(metric, result.contestant.name, *cells)
             if metric == names.PASS:
                 for baseline, rate in baseline_rates(job.task, job.prompts).items():
                     shown.add_row(metric, f"baseline {baseline}", _cell(rate), "", "")
             shown.add_section()
+        shown.caption = _how_tested([result for own in metrics.values() for result in own])
+        for one in asked:
+            if not _is_judged(one):
+                told = f"none: {job.task.primary!r} abstained on all answers"
+                metric = names.PASS if one.job.mode == "greedy" else f"{names.PASS}@1"
+                shown.add_row(metric, one.contestant.name, told, "", "")
         yield shown
+
+
+def _how_tested(found: Sequence[Result]) -> str | None:
+    """What the p-values of a table stand on; None without any."""
+    tested = [r.comparison for r in found if r.comparison and r.comparison.p is not None]
+    if not tested:
+        return None
+    sampled = {f"{c.num_patterns:,} random" for c in tested if not c.is_exact}
+    patterns = [*sorted(sampled), *(["all"] if any(c.is_exact for c in tested) else [])]
+    return f"p: paired by prompt, {' or '.join(patterns)} patterns of signs"
+
+
+def _is_judged(one: Answered) -> bool:
+    if one.job.mode == "likelihood":
+        return True
+    primary = one.job.task.primary
+    return any(verdict is not None for row in one.rows for verdict in row["verdicts"][primary])
+
+
+def _judged(result: Result) -> str:
+    """A value, and on how many prompts it stands where the task abstained on some."""
+    num, total = len(result.values), len(result.job.prompts)
+    return _cell(result.estimate) + (f", {num} of {total} judged" if num < total else "")
 
 
 def _compared(compared: Comparison | None) -> tuple[str, str]:

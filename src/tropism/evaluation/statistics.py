@@ -35,14 +35,16 @@ class PairedTest:
         difference: Mean of ``a - b`` over all observations.
         p_value: Probability of a difference at least this extreme if the pairs' labels were
             exchangeable.
-        n: Units whose signs were flipped (clusters, or pairs).
-        is_exact: All ``2 ** n`` sign patterns were counted, not a sample of them.
+        n: Units (clusters, or pairs), those without a difference included.
+        is_exact: All sign patterns were counted, not a sample of them.
+        num_patterns: So many were: ``2 ** m`` of the m units that differ, or ``num_resamples``.
     """
 
     difference: float
     p_value: float
     n: int
     is_exact: bool
+    num_patterns: int
 
 
 def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Estimate:
@@ -120,7 +122,9 @@ def paired_permutation_test(
     seed: int = 0,
     num_resamples: int = 65_536,
 ) -> PairedTest:
-    """Sign-flip test of the mean of ``a - b`` (Fisher 1935); exact where ``2 ** n`` is affordable.
+    """Sign-flip test of the mean of ``a - b`` (Fisher 1935), exact where that is affordable.
+
+    Units that do not differ have no sign to flip: only the others make patterns.
 
     Args:
         a: [num_observations], paired with ``b`` (same prompt, same seed).
@@ -128,7 +132,8 @@ def paired_permutation_test(
         clusters: [num_observations]; the signs of a cluster flip together.
         alternative: ``greater`` means that ``a`` is the larger.
         seed: Of the sampled sign patterns.
-        num_resamples: Sampled patterns; where ``2 ** n`` is no larger, all are counted instead.
+        num_resamples: Sampled patterns (p is then at least 1 / (num_resamples + 1), two-sided
+            twice that); where there are no more, all are counted instead.
 
     Raises:
         ValueError: Shapes differ, fewer than two pairs or clusters, NaN or infinity, or an unknown
@@ -143,19 +148,21 @@ def paired_permutation_test(
     n = len(sums)
     if n < 2:
         raise ValueError(f"paired_permutation_test of {n} unit(s): at least 2 are needed.")
+    moving = sums[sums != 0]
+    is_exact = 2 ** len(moving) <= num_resamples
     result = stats.permutation_test(
-        (sums,),
+        (np.pad(moving, (0, max(0, 2 - len(moving)))),),  # scipy wants two; a zero changes no p
         lambda x, axis: x.sum(axis=axis),
         permutation_type="samples",
         vectorized=True,
-        n_resamples=num_resamples,
+        n_resamples=np.inf if is_exact else num_resamples,
         batch=max(1, 1_000_000 // n),
         alternative=alternative,
         rng=np.random.default_rng(seed),
     )
-    return PairedTest(
-        float((first - second).mean()), float(result.pvalue), n, 2**n <= num_resamples
-    )
+    num_patterns = 2 ** len(moving) if is_exact else num_resamples
+    difference = float((first - second).mean())
+    return PairedTest(difference, float(result.pvalue), n, is_exact, num_patterns)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

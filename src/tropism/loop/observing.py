@@ -11,6 +11,7 @@ from tropism.adaptation.contracts import (
     SiteObservation,
 )
 from tropism.lora.plan import Plan
+from tropism.measurements.gain import GainEstimate
 from tropism.measurements.layer_names import LinearSite
 from tropism.measurements.pressure import PressureEstimate
 from tropism.measurements.reward_gradients import RewardGradients
@@ -28,6 +29,7 @@ def observe_placement(
     pressure: PressureEstimate | None,
     other_signals: Mapping[str, Mapping[str, float | None]],
     num_rollbacks: int = 0,
+    gain: GainEstimate | None = None,
 ) -> PlacementObservation:
     """What a placement policy decides on.
 
@@ -42,11 +44,14 @@ def observe_placement(
         pressure: Without any, the measured signals are undefined.
         other_signals: Key of a linear -> further signals (``update_norm``, ``plop``, ...).
         num_rollbacks: Times that the guard took a switch back.
+        gain: Of the last updates, where it is measured.
     """
     observed = []
     for i, (site, (d_out, d_in)) in enumerate(zip(sites, shapes, strict=True)):
         measured = None if pressure is None else pressure.sites[i]
         signals = {} if measured is None else measured.signals()
+        if gain is not None:
+            signals["gain"] = gain.sites[i].gain
         observed.append(
             SiteObservation(
                 plan=plan[i],
@@ -65,6 +70,7 @@ def observe_placement(
         pooled_z=None if pressure is None else pressure.pooled_z,
         sites=tuple(observed),
         num_rollbacks=num_rollbacks,
+        gain_z=None if gain is None else gain.z,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tropism.measurements.alignment import Moments, WithMoments, alignment, misalignment
+from tropism.measurements.gain import GainPool, Move, WithMoves
 from tropism.measurements.gradient_probe import GradientProbe, linear_shape
 from tropism.measurements.pressure_pool import PressurePool
 from tropism.measurements.probe_rows import ProbeRows, choose_probe_rows
@@ -65,6 +66,7 @@ class Prober:
         self.choice: Literal["contrast", "uniform"] = choice
         self.seed = seed
         self.moments = Moments() if should_align else None
+        self.gains = GainPool(policy.sites)
         self.linears = [(site, policy.linear(site)) for site in policy.sites]
         self.pool = PressurePool(
             policy.sites,
@@ -75,12 +77,18 @@ class Prober:
             seed=seed,
         )
 
-    def probe(self, batch: RolloutBatch, weights: Mapping[str, float]) -> None:
+    def probe(
+        self,
+        batch: RolloutBatch,
+        weights: Mapping[str, float],
+        moves: Mapping[str, Move] | None = None,
+    ) -> None:
         """Add this batch's probe to the pool; none where no group has signal.
 
         Args:
             batch: Scored, not trained on yet.
             weights: Of the reward components, now.
+            moves: Of the last update, where what it gained is measured too.
         """
         shares = component_shares(
             batch.components,
@@ -99,10 +107,14 @@ class Prober:
             rng=np.random.default_rng([self.seed, batch.rollout, _DRAW]),
             choice=self.choice,
         ):
-            self._probe_prompt(batch, chosen, by_component)
+            self._probe_prompt(batch, chosen, by_component, moves or {})
 
     def _probe_prompt(
-        self, batch: RolloutBatch, chosen: ProbeRows, by_component: torch.Tensor
+        self,
+        batch: RolloutBatch,
+        chosen: ProbeRows,
+        by_component: torch.Tensor,
+        moves: Mapping[str, Move],
     ) -> None:
         policy, rows = self.policy, list(chosen.rows)
         limit = self.sampling.max_new_tokens
@@ -113,6 +125,7 @@ class Prober:
         measure: Measure = self.pool.sketch
         if self.moments is not None:
             measure = WithMoments(measure, self.moments)
+        measure = along = WithMoves(measure, moves)
         with GradientProbe(self.linears, embedding, measure) as probe:
             logprobs, _ = policy.completion_logprobs(part, temperature=self.sampling.temperature)
             loss = -(weights.to(policy.device) * logprobs.sum(dim=1)).sum()
@@ -123,6 +136,8 @@ class Prober:
             component_advantages=by_component[:, rows],
             probe=batch.rollout,
         )
+        if moves:
+            self.gains.add(along, weights=weights, advantages=advantages, probe=batch.rollout)
 
     def misalignment(self) -> dict[str, float | None]:
         """How little each linear fits its surroundings, by its key; over all probes so far."""

@@ -51,6 +51,8 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "captured_energy",
         "probes_pooled",
     ),
+    "gains": ("layer", "module", "gain", "gain_z", "kl", "probes_pooled"),
+    "moves": ("prompt", "advantage", "changes"),
     "plans": ("policy", "layer", "module", "state", "rank", "lr_scale", "score"),
     "decisions": (
         "kind",

@@ -16,9 +16,14 @@ from tropism.policy import ADAPTER, Policy
 
 
 class AdapterFolders:
-    """Writes versions of a policy's adapter into temporary folders; the last one stays."""
+    """Writes versions of a policy's adapter into temporary folders; the last one stays.
 
-    def __init__(self) -> None:
+    Args:
+        parent: Where the folders are made; the system's place for temporary files where None.
+    """
+
+    def __init__(self, parent: str | Path | None = None) -> None:
+        self._parent = parent
         self._root: Path | None = None
         self._version = 0
 
@@ -33,7 +38,7 @@ class AdapterFolders:
             Its number, from 1, never given twice; and its folder.
         """
         if self._root is None:
-            self._root = Path(mkdtemp(prefix="tropism-adapters-"))
+            self._root = Path(mkdtemp(prefix="tropism-adapters-", dir=self._parent))
             weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         self._version += 1
         assert isinstance(policy.model, PeftModel)

@@ -113,6 +113,14 @@ class RemoteEngine(Protocol):
         ...
 
 
+class EngineUnreachableError(RuntimeError):
+    """An engine elsewhere has been away for too long.
+
+    Raised while completions are asked for: nothing of the rollout has happened yet, and the state
+    of the run is that after the last one.
+    """
+
+
 class SamplerGapError(RuntimeError):
     """The engine samples from another policy than the trainer's; raised before the update."""
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from tropism.tasks.choice_task import Choice, Form
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import Row
+from tropism.tasks.row_files import Row
 
 SCIENCE = (
     "anatomy",
@@ -131,5 +131,6 @@ class MMLU(Choice):
             raise ValueError(f"subjects has {unknown}, which the data lack.")
         return [row for row in rows if row["subject"] in self.subjects]
 
-    def _columns(self, row: Row) -> dict[str, Any]:
-        return {**super()._columns(row), "subject": row["subject"]}
+    def _columns(self, row: Row) -> dict[str, Any] | None:
+        columns = super()._columns(row)
+        return columns and {**columns, "subject": row["subject"]}

@@ -15,7 +15,7 @@ from tropism.tasks.base import Options, Scores
 from tropism.tasks.choice_answers import LETTERS, chosen_letter, chosen_text
 from tropism.tasks.dataset import DatasetTask
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import Row
+from tropism.tasks.row_files import Row
 from tropism.types import Prompt
 
 Form = Literal["letters", "cloze"]
@@ -69,13 +69,15 @@ class Choice(DatasetTask):
             instruction = "" if self.prompt_format.style == "tags" else INSTRUCTION
         self.instruction = instruction
 
-    def _columns(self, row: Row) -> dict[str, Any]:
+    def _columns(self, row: Row) -> dict[str, Any] | None:
         choices, answer = list(row["choices"]), int(row["answer_idx"])
         if not 2 <= len(choices) <= len(LETTERS) or not 0 <= answer < len(choices):
             raise ValueError(
                 f"{self.name}: row {row.get('id')!r} has {len(choices)} options and answer "
                 f"{answer}; wanted 2 to {len(LETTERS)} options, one of them the answer."
             )
+        if choices.count(choices[answer]) > 1:  # five rows of MMLU: two options are right
+            return None
         order = self._order(row["question"], choices)
         return {
             "question": row["question"],

@@ -30,6 +30,7 @@ from tropism.tasks.code_task import CodeTask, Problem
 from tropism.tasks.code_tests import CodeTest, convert
 from tropism.tasks.code_values import UnsupportedError
 from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.row_files import shown
 
 INSTRUCTION = "Answer with Python code in one fenced block."
 
@@ -163,7 +164,7 @@ def _function_under_test(code: str, asserts: Sequence[str]) -> str:
     ]
     found = [name for name in called if name in defined]
     if not found:
-        raise ValueError(f"{asserts[0]!r} calls none of {defined}: the row is malformed.")
+        raise ValueError(f"column 'test_list': {asserts[0]!r} calls none of {defined}.")
     return found[0]
 
 
@@ -172,4 +173,4 @@ def _body_of_check(test: str) -> str:
     for node in ast.parse(test).body:
         if isinstance(node, ast.FunctionDef) and node.name == "check":
             return "\n".join(ast.unparse(statement) for statement in node.body)
-    raise ValueError(f"no `check` in {test[:200]!r}: the row is malformed.")
+    raise ValueError(f"column 'test' defines no function `check`: {shown(test)}.")

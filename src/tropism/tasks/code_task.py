@@ -164,8 +164,16 @@ class CodeTask(Task):
         found: dict[Split, tuple[list[Problem], DataInfo]] = {}
         for split, part in self.parts.items():
             rows, info = read_rows(self.benchmark, part, data=self.data)
-            found[split] = [self._problem(row) for row in rows], info
+            found[split] = [self._problem_at(info.place, row) for row in rows], info
         return found
+
+    def _problem_at(self, place: str, row: Mapping[str, Any]) -> Problem:
+        try:
+            return self._problem(row)
+        except (SyntaxError, ValueError) as error:  # of code that the row brings
+            raise ValueError(
+                f"{place}, task_id {row['task_id']}: {error} Mend the row, or take it out."
+            ) from error
 
     def _prompt(self, problem: Problem) -> Prompt:
         is_continued = self.prompt_format.style == "raw" and bool(problem.stub)

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from tropism.tasks.base import Split, Task
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import DataInfo, Row, read_rows
+from tropism.tasks.row_files import Row
+from tropism.tasks.sources import DataInfo, read_rows
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
 from tropism.types import Prompt
 

@@ -13,20 +13,26 @@ How answers are judged is in ``math_task``.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 from tropism.tasks.base import Split
-from tropism.tasks.math_answers import final_answer, number_of
+from tropism.tasks.math_answers import final_answer
 from tropism.tasks.math_task import Comparison, MathTask
+from tropism.tasks.math_writing import number_of
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import DataInfo, Row
+from tropism.tasks.row_checks import TEXT, Kind, check_columns
+from tropism.tasks.row_files import MEND, Row, jsonl_rows, shown
+from tropism.tasks.sources import DataInfo
 from tropism.tasks.splits import split_of
 from tropism.types import Prompt
 
+NUMBER_OR_TEXT = Kind(
+    "a number, or a text that is not blank",
+    lambda value: TEXT.fits(value) or type(value) in (int, float),  # True is no number here
+)
 _CALCULATION = re.compile(r"<<[^>]*>>")
 
 
@@ -54,8 +60,6 @@ class GSM8K(MathTask):
 
     def _columns(self, row: Row) -> dict[str, Any]:
         solution, _, answer = row["answer"].rpartition("####")
-        if number_of(answer) is None:
-            raise ValueError(f"gsm8k: {row['answer'][-80:]!r} ends with no number behind ####.")
         # 48/2 = <<48/2=24>>24: notes for a calculator, which no model here has.
         solution = _CALCULATION.sub("", solution).strip()
         return {"question": row["question"], "answer": answer.strip(), "solution": solution}
@@ -95,7 +99,7 @@ class MATH(MathTask):
 
     def _columns(self, row: Row) -> dict[str, Any] | None:
         answer = row["answer"] if "answer" in row else final_answer(row["solution"])
-        if answer is None:  # eight solutions box several: both, or either?
+        if answer is None:  # seven solutions box several: both, or either?
             return None
         level = int(str(row["level"]).removeprefix("Level ").replace("?", "0"))
         return {
@@ -193,31 +197,37 @@ class WordProblems(MathTask):
     def _load(self, path: str) -> list[Row]:
         if not Path(path).is_file():
             raise ValueError(f"{path}: there is no such file.")
-        rows = []
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-            if not line.strip():
-                continue
+        rows: list[Row] = []
+        seen: dict[str, tuple[str, str]] = {}
+        for place, row in jsonl_rows(Path(path)):
             try:
-                row = json.loads(line)
-                self._columns(row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+                columns = self._columns(row)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error} {MEND}") from error
+            first, answer = seen.setdefault(columns["question"], (place, columns["answer"]))
+            if answer != columns["answer"]:
+                raise ValueError(
+                    f"{place}: the question of {first.rpartition(', ')[2]} again, with the answer "
+                    f"{shown(columns['answer'])} in place of {shown(answer)}. Keep one of the two."
+                )
             rows.append(row)
-        if not rows:
-            raise ValueError(f"{path}: the file has no rows.")
         return rows
 
     def _columns(self, row: Row) -> dict[str, Any]:
-        wanted = [self.question_column, self.answer_column, self.solution_column]
-        if missing := [name for name in wanted if name is not None and name not in row]:
-            raise ValueError(f"there is no column {missing[0]!r}, only {sorted(row)}.")
+        wanted = {self.question_column: TEXT, self.answer_column: NUMBER_OR_TEXT}
+        if self.solution_column is not None:
+            wanted[self.solution_column] = TEXT
+        check_columns(row, wanted)
         answer = str(row[self.answer_column]).strip()
-        if not answer or (self.comparison == "number" and number_of(answer) is None):
-            raise ValueError(f"{self.answer_column}={answer!r} is no number.")
+        if self.comparison == "number" and number_of(answer) is None:
+            raise ValueError(
+                f"column {self.answer_column!r} is {shown(row[self.answer_column])}, wanted one "
+                "number; comparison='latex' takes formulas too."
+            )
         return {
-            "question": str(row[self.question_column]),
+            "question": row[self.question_column],
             "answer": answer,
-            "solution": None if self.solution_column is None else str(row[self.solution_column]),
+            "solution": None if self.solution_column is None else row[self.solution_column],
         }
 
     def data_info(self) -> list[DataInfo]:

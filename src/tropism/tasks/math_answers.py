@@ -3,7 +3,7 @@ r"""The one final answer in a solution, and what makes an answer more than one.
 Where it is looked for, all at once:
     \boxed{42}          the last one, and those beside it ("\boxed{41} or \boxed{42}")
     #### 42             as GSM8K writes it; headings that are no numbers do not count
-    The answer is 42.   also "Answer: 42"
+    The answer is 42.   also "Answer: 42", and alone on the last line, below "Answer:" or "####"
     42                  the whole text, where it is one short line without any of these
 
 Where they disagree there is no answer: one that names several would be right by guessing.
@@ -13,9 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Decimal
 
-MAX_ANSWER_CHARACTERS = 500
+from tropism.tasks.math_writing import (
+    MAX_ANSWER_CHARACTERS,
+    PERCENT,
+    number_of,
+    written,
+    written_alike,
+)
+
 MAX_MARKS = 100
 """A text with more of them repeats itself, and is not worth the time."""
 
@@ -26,51 +32,21 @@ _BESIDE = re.compile(
 _HASHES = re.compile(r"####[ \t]*(.+)")
 # Looked ahead at, so that a sentence behind it on the same line is found too.
 _SAID = re.compile(r"\banswer\**(?:[ \t]+is\b|[ \t]*:)[ \t:*]*(?=(.{0,500}))", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\.(?=\s|\*|$)")
+_ASKED_FOR = re.compile(r"(?:\banswer\**(?:[ \t]+is)?[ \t:*]*|####[ \t]*)\s*\Z", re.IGNORECASE)
+_DISPLAYED = re.compile(r"\\\[\s+|\s+\\\]")  # \[ and \] on lines of their own
+# "The answer is 6, since 2 * 3 = 6": what is behind the answer is no part of it.
+_SENTENCE_END = re.compile(r"\.(?=\s|\*|$)|,?\s+(?:because|since)\b|,\s+(?:as|for|so|which)\b")
 _STARTS_LIKE_MATHS = re.compile(r"[-+−$€£\\(\[{.\d]|[A-Za-z]\s*=")
 
-_SPACES = re.compile(r"\\[,;: ]|~|\s+")
-_WRITING = (
-    (re.compile(r",\\!\s*"), ","),  # 10,\!080
-    (re.compile(r"\\!|\\left\b|\\right\b|\\displaystyle\b|\*\*|`"), ""),
-    (re.compile(r"\\[dt]frac"), r"\\frac"),
-    (re.compile(r"\{,\}"), ","),
-    (re.compile(r"−|–(?=\d)"), "-"),
-    (re.compile(r"\\[()\[\]]"), ""),
-    (re.compile(r"\\(?:boxed|fbox)\b"), ""),
-)
-_TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-_NUMBER = re.compile(
-    r"(?P<sign>[-+]?)[$€£]?\s*(?P<inner>-?)(?P<value>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
-    r"(?P<unit>.*)",
-    re.DOTALL,
-)
-_UNIT = re.compile(r"[a-z]+\.?(?:\^?\{?[23]\}?|[²³])?|/|°|\^\{?\\circ\}?", re.IGNORECASE)
-_NO_UNITS = {
-    *(
-        "or",
-        "and",
-        "not",
-        "to",
-        "if",
-        "is",
-        "than",
-        "more",
-        "less",
-        "over",
-        "plus",
-        "minus",
-        "times",
-    ),
-    *("x", "k", "half", "hundred", "thousand", "million", "billion", "dozen", "percent"),
-}
-_PERCENT = re.compile(r"\\?%|\bpercent\b", re.IGNORECASE)
 _ASKS_PERCENT = re.compile(
     r"\b(?:what|which|how|find|calculate|compute|determine)\b[^.?!]*\bpercent", re.IGNORECASE
 )
 _ALTERNATIVES = re.compile(r"\bor\b|\band\b|\\pm|\\mp|±|;", re.IGNORECASE)
 _DIGITS_APART = re.compile(r"\d\s+[\d.]")
+_EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
+_CALCULATION = re.compile(
+    r"(?=.*\d)(?:[\d\s.+\-*/^(){}!,]|\\(?:frac|sqrt|cdot|times|div|pi)(?![A-Za-z]))+"
+)
 
 
 def final_answer(text: str) -> str | None:
@@ -84,6 +60,9 @@ def final_answer(text: str) -> str | None:
         for found in _SAID.findall(text)
         if (tail := _SENTENCE_END.split(found, maxsplit=1)[0].strip()) and "\\boxed" not in tail
     ]
+    head, _, last = _DISPLAYED.sub(" ", text.strip()).rpartition("\n")
+    if _ASKED_FOR.search(head[-100:]) and "\\boxed" not in last:
+        said.append(last.strip())
     marked = [*boxes, *hashes]
     if marked:  # "We check our answer: $17 * 44 = ...$" says nothing against them
         answers = [*marked, *filter(_is_number, said)]
@@ -127,50 +106,6 @@ def _last_boxes(text: str) -> list[str]:
     return last
 
 
-def written(latex: str) -> str:
-    """An answer without what changes its look alone: delimiters, spacing, ``\\left``, a stop."""
-    for pattern, replacement in _WRITING:
-        latex = pattern.sub(replacement, latex)
-    latex = _TEXT.sub(r" \1 ", latex)
-    latex = _SPACES.sub(" ", latex).strip()
-    latex = latex.removesuffix(".").removeprefix("$").removesuffix("$").strip()
-    return _THOUSANDS.sub("", latex)
-
-
-def written_alike(one: str, other: str) -> bool:
-    """Whether two answers are the same number, or the same text but for their look."""
-    first, second = number_of(one, can_be_percent=True), number_of(other, can_be_percent=True)
-    if first is not None and second is not None:
-        return first == second
-    return _bare(one) == _bare(other)
-
-
-def _bare(latex: str) -> str:
-    # Digits that stand apart stay so: "1 2" is not 12.
-    return re.sub(r"(?<!\d) | (?!\d)", "", written(latex))
-
-
-def number_of(text: str, *, can_be_percent: bool = False) -> Decimal | None:
-    """The value of a text that is one plain number: "42", "$1,000.50", "18 eggs", "-3.0".
-
-    None for anything else: two numbers, a formula, "5 hundred"; and "12%", which is not 12, unless
-    ``can_be_percent``.
-    """
-    found = _NUMBER.fullmatch(written(text).replace("\\$", "$").strip("$ "))
-    if found is None or (found["sign"] and found["inner"]):
-        return None
-    unit = found["unit"].strip().removesuffix(".")
-    if can_be_percent:
-        unit = _PERCENT.sub("", unit).strip()
-    words = unit.replace("/", " / ").replace(" ^", "^").split()
-    if len(words) > 5 or not all(_UNIT.fullmatch(word) for word in words):
-        return None
-    if any(word.casefold() in _NO_UNITS for word in words):
-        return None
-    sign = -1 if "-" in (found["sign"], found["inner"]) else 1
-    return sign * Decimal(found["value"].replace(",", ""))
-
-
 def asks_percent(question: str) -> bool:
     """Whether the answer is to be a percentage, so that "12%" and "12" say the same."""
     return _ASKS_PERCENT.search(question) is not None
@@ -182,13 +117,27 @@ def claims_more(answer: str, gold: str, *, can_be_percent: bool = False) -> bool
     math-verify takes "41 or 42", "1 2 3 42" and "12%" for 42 and 12.
     """
     mine, right = written(answer), written(gold)
-    if not can_be_percent and _PERCENT.search(mine) and not _PERCENT.search(right):
+    if not can_be_percent and PERCENT.search(mine) and not PERCENT.search(right):
         return True
+    if number_of(answer, can_be_percent=True) is not None:  # "3 1/2" is one
+        return False
     if _DIGITS_APART.search(mine) and not _DIGITS_APART.search(right):
         return True
     if _ALTERNATIVES.search(right) or "," in right:
         return False
     return _ALTERNATIVES.search(mine) is not None or _has_comma_outside(mine)
+
+
+def calculations(answer: str, gold: str) -> list[str]:
+    """What an answer computes before it says what that is: "2 \\cdot 4" of "2 \\cdot 4 = 6".
+
+    math-verify looks at the last side of an equation alone. Quantities ("x", "f(2)") are none, and
+    nothing is where the right answer is itself an equation.
+    """
+    if _EQUALS.search(gold):
+        return []
+    *sides, _ = _EQUALS.split(written(answer))
+    return [side.strip() for side in sides if _CALCULATION.fullmatch(side)]
 
 
 def _has_comma_outside(latex: str) -> bool:

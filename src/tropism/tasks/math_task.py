@@ -6,6 +6,7 @@ by math-verify in processes of its own (``math_verifier``).
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -14,18 +15,18 @@ from tropism.tasks.base import Scores
 from tropism.tasks.dataset import DatasetTask
 from tropism.tasks.math_answers import (
     asks_percent,
+    calculations,
     claims_more,
     final_answer,
     last_number,
-    number_of,
-    written,
-    written_alike,
 )
 from tropism.tasks.math_verifier import check_installed, shared_verifier
+from tropism.tasks.math_writing import number_of, written, written_alike
 from tropism.tasks.prompt_format import PromptFormat
-from tropism.tasks.sources import Row
+from tropism.tasks.row_files import Row
 from tropism.types import Prompt
 
+_INEQUALITY = re.compile(r"[<>]|\\(?:le|ge|lt|gt|leq|geq|leqslant|geqslant|ne|neq)(?![A-Za-z])")
 Comparison = Literal["number", "latex"]
 INSTRUCTIONS: Mapping[Comparison, str] = {
     "number": (
@@ -88,7 +89,13 @@ class MathTask(DatasetTask):
         return self._later(completion, gold, answer)  # type: ignore[return-value]  # scoring awaits
 
     async def _later(self, completion: str, gold: str, answer: str) -> Scores:
-        is_right = await shared_verifier().same_later(written(gold), written(answer))
+        right, mine = written(gold), written(answer)
+        same = shared_verifier().same_later
+        is_right = await same(right, mine)
+        if not is_right and _INEQUALITY.search(mine) and not _INEQUALITY.search(right):
+            is_right = await same(mine, right)  # x <= 2 for (-oo, 2]: seen this way round only
+        for side in calculations(answer, gold) if is_right else ():
+            is_right = is_right and await same(right, side)
         return self._scores(completion, answered=True, is_right=is_right)
 
     def _answer(self, prompt: Prompt, completion: str) -> str | None:
@@ -105,7 +112,7 @@ class MathTask(DatasetTask):
         if answer is None:
             return None
         number = number_of(answer, can_be_percent=True)
-        return written(answer) if number is None else str(number.normalize())
+        return written(answer) if number is None else str(number)
 
     def gold(self, prompt: Prompt) -> str | None:
         """The solution with its final answer in the form that is asked for."""
@@ -126,7 +133,7 @@ class MathTask(DatasetTask):
         return f"The final answer is $\\boxed{{{answer}}}$."
 
     def baselines(self) -> Mapping[str, Callable[[Prompt], str]]:
-        """The question's last number, and always 1."""
+        """The question's last number, always 1, and the question as it was put."""
 
         def answered(prompt: Prompt, answer: str) -> str:
             has_tags = self.prompt_format.style == "tags"
@@ -135,4 +142,5 @@ class MathTask(DatasetTask):
         return {
             "last number": lambda prompt: answered(prompt, last_number(prompt.columns["question"])),
             "one": lambda prompt: answered(prompt, "1"),
+            "echo": lambda prompt: self.prompt_format.gold(self._text(prompt.columns), "None."),
         }

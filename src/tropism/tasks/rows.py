@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tropism.tasks.base import Scores, Split, Task
+from tropism.tasks.row_files import MEND, Row, jsonl_rows, shown
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
 from tropism.types import Prompt
 
@@ -151,35 +152,33 @@ class Rows(Task):
     def _load(self, path: Path) -> list[Prompt]:
         if not path.is_file():
             raise ValueError(f"{path}: there is no such file.")
-        seen: dict[str, tuple[int, Prompt]] = {}
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    prompt = self._row(json.loads(line))
-                except ValueError as error:  # JSONDecodeError is one too
-                    raise ValueError(f"{path}, line {number}: {error}") from error
-                first, other = seen.setdefault(prompt.id, (number, prompt))
-                if other != prompt:
-                    raise ValueError(
-                        f"{path}, line {number}: the prompt of line {first} again, with other "
-                        "columns. Keep one of the two."
-                    )
-        if not seen:
-            raise ValueError(f"{path}: the file has no rows.")
+        seen: dict[str, tuple[str, Prompt]] = {}
+        for place, row in jsonl_rows(path):
+            try:
+                prompt = self._row(row)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error} {MEND}") from error
+            first, other = seen.setdefault(prompt.id, (place, prompt))
+            if other != prompt:
+                line = first.rpartition(", ")[2]
+                raise ValueError(
+                    f"{place}: the prompt of {line} again, with other columns. Keep one of the two."
+                )
         return [prompt for _, prompt in seen.values()]
 
-    def _row(self, row: Any) -> Prompt:
-        if not isinstance(row, dict):
-            raise ValueError("a row must be a JSON object.")
+    def _row(self, row: Row) -> Prompt:
         if ("prompt" in row) == ("messages" in row):
-            raise ValueError("a row must have either `prompt` or `messages`, and not both.")
+            raise ValueError(
+                "a row must have either `prompt` or `messages`, and not both; it has "
+                f"{sorted(row)}."
+            )
         columns = {key: value for key, value in row.items() if key not in ("prompt", "messages")}
         if "prompt" in row:
             content = row["prompt"]
             if not isinstance(content, str) or not content.strip():
-                raise ValueError(f"`prompt` must be a string that is not blank, not {content!r}.")
+                raise ValueError(
+                    f"`prompt` must be a string that is not blank, not {shown(content)}."
+                )
             messages: Any = ({"role": "user", "content": content},) if self.chat else None
         else:
             content = row["messages"]
@@ -188,7 +187,10 @@ class Rows(Task):
                 raise ValueError("`messages` need chat=true.")
             messages = tuple(content)
         if self.gold_column is not None and self.gold_column not in columns:
-            raise ValueError(f"there is no column {self.gold_column!r}, the task's gold_column.")
+            raise ValueError(
+                f"there is no column {self.gold_column!r}, the task's gold_column, only "
+                f"{sorted(row)}."
+            )
         self._check_columns(content, columns)
         canonical = json.dumps(content, sort_keys=True)
         return Prompt(
@@ -227,7 +229,10 @@ def _check_messages(messages: Any) -> None:
         and all(isinstance(message.get(key), str) for message in messages for key in ROLE_KEYS)
     )
     if not is_well_formed:
-        raise ValueError('`messages` must be a list of {"role": ..., "content": ...} with strings.')
+        raise ValueError(
+            '`messages` must be a list of {"role": ..., "content": ...} with strings, not '
+            f"{shown(messages)}."
+        )
 
 
 def _key(prompt: Prompt) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from tropism.tasks.base import Scores, Split, Task
 from tropism.tasks.json_schema import SchemaVerifier, closed
 from tropism.tasks.prompt_format import PromptFormat
+from tropism.tasks.row_files import MEND, jsonl_rows, shown
 from tropism.tasks.schema_content import says_something
 from tropism.tasks.sources import SCHEMA_PARTS, DataInfo, read_rows
 from tropism.tasks.splits import NotEnoughPromptsError, check_split, split_of
@@ -122,7 +123,9 @@ class SchemaRows(Task):
                 prompt = self._prompt(row)
             except ValueError as error:
                 if not self.should_skip_unusable:
-                    raise ValueError(f"{place}: {error} Or set should_skip_unusable.") from error
+                    raise ValueError(
+                        f"{place}: {error} {MEND} Or set should_skip_unusable."
+                    ) from error
                 num_unusable += 1
                 continue
             if split_of(prompt.id.rpartition("-")[2], self._held_out) == split:
@@ -170,29 +173,27 @@ class SchemaRows(Task):
             raise ValueError(
                 f"path={self.path!r}: there is no such file, nor is it one of {SCHEMA_PARTS}."
             )
-        num_rows = 0
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from error
-                num_rows += 1
-                yield f"{path}, line {number}", row
-        if not num_rows:
-            raise ValueError(f"{path}: the file has no rows.")
+        yield from jsonl_rows(path)
 
     def _prompt(self, row: Any) -> Prompt:
         schema = _column(row, self.schema_column)
         if isinstance(schema, str):
-            schema = json.loads(schema)
+            try:
+                schema = json.loads(schema)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(
+                    f"column {self.schema_column!r} is {shown(schema)}, no JSON text: {error}."
+                ) from error
         if not isinstance(schema, dict):
-            raise ValueError(f"column {self.schema_column!r} must be a JSON Schema.")
+            raise ValueError(
+                f"column {self.schema_column!r} is {shown(schema)}, wanted a JSON Schema: an "
+                "object, or one as JSON text."
+            )
         format = "json" if self.format_column is None else _column(row, self.format_column)
         if format not in FORMATS:
-            raise ValueError(f"format {format!r}: only {FORMATS} can be checked.")
+            raise ValueError(
+                f"column {self.format_column!r} is {shown(format)}: only {FORMATS} can be checked."
+            )
         self._verifier(json.dumps(schema))
         question = _column(row, self.prompt_column)
         has_prompt = question is not None
@@ -211,8 +212,8 @@ class SchemaRows(Task):
             raise ValueError("messages go to the model as they are: leave prompt_format out.")
         if not _are_messages(question):
             raise ValueError(
-                f"column {self.prompt_column!r} must be a text that is not blank, or a list of "
-                '{"role": ..., "content": ...}.'
+                f"column {self.prompt_column!r} is {shown(question)}, wanted a text that is not "
+                'blank, or a list of {"role": ..., "content": ...}.'
             )
         messages = tuple({key: turn[key] for key in ("role", "content")} for turn in question)
         return Prompt(id=id, task=self.name, messages=messages, columns=columns)

@@ -23,19 +23,19 @@ it, where that has lines ``source: ... at COMMIT`` and ``licence: ...``.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tropism.tasks.row_checks import checked
+from tropism.tasks.row_files import MEND, Row, jsonl_rows, shown
 from tropism.tasks.sources_hub import HUB, read_hub
 
-Row = dict[str, Any]
+LETTERS = ("A", "B", "C", "D")
 SCHEMA_PARTS = ("Github_trivial", "Github_easy", "Glaiveai2K", "Snowplow", "Github_medium")
 MBPP_PARTS = {
     "prompt": range(1, 11),
@@ -163,49 +163,46 @@ def digest(rows: Iterable[Row]) -> str:
 def _read_folder(benchmark: str, part: str, folder: Path) -> list[Row]:
     match benchmark:
         case "math":
-            held_out = {row["problem"] for row in _jsonl(folder / "math500.jsonl")}
+            held_out = {row["problem"] for row in _jsonl(folder / "math500.jsonl", "math500")}
             columns = ("problem", "solution", "level", "type")
             return [
                 {column: row[column] for column in columns}
-                for row in _jsonl(folder / "test.jsonl")
+                for row in _jsonl(folder / "test.jsonl", benchmark)
                 if row["problem"] not in held_out
             ]
         case "math500":
-            return _jsonl(folder / "math500.jsonl")
+            return _jsonl(folder / "math500.jsonl", benchmark)
         case "mmlu":
             return _mmlu(folder / part, part)
         case "mbpp":
-            return _jsonl(folder / "mbpp.jsonl")
+            return _jsonl(folder / "mbpp.jsonl", benchmark)
         case "humaneval":
-            return _jsonl(folder / "HumanEval.jsonl.gz")
+            return _jsonl(folder / "HumanEval.jsonl.gz", benchmark)
         case "ifeval":
-            return _jsonl(folder / "input_data.jsonl")
+            return _jsonl(folder / "input_data.jsonl", benchmark)
         case "json_schema_test_suite":
-            return [
-                {
-                    "file": path.name,
-                    **{key: group[key] for key in ("description", "schema", "tests")},
-                }
-                for path in sorted(_existing(folder / part).glob("*.json"))
-                for group in json.loads(path.read_text(encoding="utf-8"))
-            ]
+            return _schema_tests(_existing(folder / part))
         case "gsm8k" | "jsonschemabench":
-            return _jsonl(folder / f"{part}.jsonl")
+            return _jsonl(folder / f"{part}.jsonl", benchmark)
         case _:
-            return _jsonl(folder / f"{benchmark}_{part}.jsonl")
+            return _jsonl(folder / f"{benchmark}_{part}.jsonl", benchmark)
 
 
-def _jsonl(path: Path) -> list[Row]:
-    rows: list[Row] = []
-    opened = gzip.open if _existing(path).suffix == ".gz" else open
-    with opened(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
+def _jsonl(path: Path, benchmark: str) -> list[Row]:
+    return [checked(benchmark, row, place) for place, row in jsonl_rows(_existing(path))]
+
+
+def _schema_tests(folder: Path) -> list[Row]:
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            groups = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}. Get the file again: it is damaged.") from error
+        for number, group in enumerate(groups, start=1):
+            checked("json_schema_test_suite", group, f"{path}, group {number}")
+            columns = {key: group[key] for key in ("description", "schema", "tests")}
+            rows.append({"file": path.name, **columns})
     return rows
 
 
@@ -214,21 +211,35 @@ def _mmlu(folder: Path, part: str) -> list[Row]:
     for path in sorted(_existing(folder).glob("*.csv")):
         subject = path.stem.removesuffix(f"_{part}")
         with path.open(encoding="utf-8", newline="") as file:
-            for number, cells in enumerate(csv.reader(file)):
-                if len(cells) != 6 or cells[5] not in "ABCD":
+            reader = csv.reader(file)
+            for number, cells in enumerate(_cells(reader, path)):
+                place = f"{path}, line {reader.line_num}"
+                if len(cells) != 6:
                     raise ValueError(
-                        f"{path}, row {number + 1}: wanted question, A, B, C, D, answer."
+                        f"{place}: {len(cells)} cells, the first {shown(cells[:1])}; wanted 6: "
+                        f"question, A, B, C, D, answer. {MEND}"
                     )
-                rows.append(
-                    {
-                        "id": f"{path.stem}-{number}",
-                        "question": cells[0],
-                        "choices": cells[1:5],
-                        "answer_idx": "ABCD".index(cells[5]),
-                        "subject": subject,
-                    }
-                )
+                if cells[5] not in LETTERS:
+                    raise ValueError(
+                        f"{place}: the 6th cell, the answer, is {shown(cells[5])}; wanted one of "
+                        f"{', '.join(LETTERS)}. {MEND}"
+                    )
+                row = {
+                    "id": f"{path.stem}-{number}",
+                    "question": cells[0],
+                    "choices": cells[1:5],
+                    "answer_idx": LETTERS.index(cells[5]),
+                    "subject": subject,
+                }
+                rows.append(checked("mmlu", row, place))
     return rows
+
+
+def _cells(reader: Iterator[list[str]], path: Path) -> Iterator[list[str]]:
+    try:
+        yield from reader
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}. Wanted CSV in UTF-8. {MEND}") from error
 
 
 def _existing(path: Path) -> Path:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-Row = dict[str, Any]
+from tropism.tasks.row_checks import checked
+from tropism.tasks.row_files import Row
 
 TIMEOUT_SECONDS = 10.0
 
@@ -79,7 +80,15 @@ def read_hub(benchmark: str, part: str) -> tuple[list[Row], str | None]:
                 rows += of_split
         case _:
             rows, revision = _load(benchmark, CONFIGS.get(benchmark), _split(benchmark, part))
-    return [converted(benchmark, row, i) for i, row in enumerate(rows)], revision
+    place = f"hub:{HUB[benchmark]}, {part}"
+    return [_row(benchmark, row, i, f"{place}, row {i}") for i, row in enumerate(rows)], revision
+
+
+def _row(benchmark: str, row: Mapping[str, Any], index: int, place: str) -> Row:
+    try:
+        return checked(benchmark, converted(benchmark, row, index), place)
+    except KeyError as error:
+        raise ValueError(f"{place}: there is no column {error}, only {sorted(row)}.") from error
 
 
 def _split(benchmark: str, part: str) -> str:
@@ -96,7 +105,7 @@ def converted(benchmark: str, row: Mapping[str, Any], index: int) -> Row:
             "id": row["id"],
             "question": row["question_stem" if benchmark == "openbookqa" else "question"],
             "choices": list(row["choices"]["text"]),
-            "answer_idx": list(row["choices"]["label"]).index(row["answerKey"]),
+            "answer_idx": _place(row["answerKey"], list(row["choices"]["label"])),
         }
     if benchmark == "mmlu":
         return {
@@ -114,6 +123,10 @@ def converted(benchmark: str, row: Mapping[str, Any], index: int) -> Row:
         given = [{k: v for k, v in one.items() if v is not None} for one in row["kwargs"]]
         return {**row, "kwargs": given}
     return dict(row)
+
+
+def _place(key: str, labels: list[str]) -> int:
+    return labels.index(key) if key in labels else -1
 
 
 def _load(benchmark: str, config: str | None, split: str) -> tuple[list[Row], str | None]:

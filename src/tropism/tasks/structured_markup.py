@@ -54,11 +54,17 @@ def _child_schema(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 # --- XML ------------------------------------------------------------------------------------------
 
 
+_UNASKED_FOR = (
+    "//processing-instruction() | //@* | //namespace::*[name() != 'xml'] | //*[namespace-uri()]"
+)
+
+
 def parse_xml(text: str, schema: Mapping[str, Any]) -> tuple[dict[str, Any] | None, bool]:
     """``{root: content}`` of an XML text, and whether it has comments; None where it is malformed.
 
-    Malformed are a DOCTYPE of any kind, entities, processing instructions, attributes, text beside
-    elements, the same element twice in an object, and nesting beyond ``MAX_DEPTH``.
+    Malformed are a DOCTYPE of any kind, entities, processing instructions, attributes, namespaces
+    (``xmlns``, which gives elements other names), text beside elements, the same element twice in
+    an object, and nesting beyond ``MAX_DEPTH``.
 
     Args:
         text: The whole document.
@@ -71,7 +77,7 @@ def parse_xml(text: str, schema: Mapping[str, Any]) -> tuple[dict[str, Any] | No
     )
     try:
         root = etree.fromstring(text.strip().encode("utf-8"), parser)
-        if root.getroottree().xpath("//processing-instruction() | //@*"):
+        if root.getroottree().xpath(_UNASKED_FOR):
             return None, False
         has_comments = bool(root.getroottree().xpath("//comment()"))
         etree.strip_tags(root, etree.Comment)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MAX_CONCURRENT = 64
 """Verdicts that are awaited at the same time."""
@@ -23,10 +25,11 @@ def wait_for(awaitables: Sequence[Awaitable[Any]]) -> list[Any]:
 
         return await asyncio.gather(*map(one, awaitables), return_exceptions=True)
 
-    return _run(gather()) if awaitables else []
+    return run(gather()) if awaitables else []
 
 
-def _run(coroutine: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, also where a loop is running already."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # none is running

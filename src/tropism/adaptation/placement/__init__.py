@@ -3,6 +3,7 @@
 from tropism.adaptation.placement.budget import TopBudget
 from tropism.adaptation.placement.controls import OneShot, Shuffled, SwitchOnly
 from tropism.adaptation.placement.depth import Depth
+from tropism.adaptation.placement.gain_steps import GainSteps
 from tropism.adaptation.placement.recorded import Replay
 from tropism.adaptation.placement.rotate import Rotate
 from tropism.adaptation.placement.sensitivity import Sensitivity
@@ -11,6 +12,7 @@ from tropism.adaptation.placement.static import Static, Uniform
 
 __all__ = [
     "Depth",
+    "GainSteps",
     "OneShot",
     "Replay",
     "Rotate",

@@ -24,7 +24,7 @@ from tropism.adaptation.plans import (
 )
 from tropism.adaptation.settings import require
 
-RANK_VARIANT = ("raw", "debiased", "update_norm")
+RANK_VARIANT = ("raw", "debiased", "update_norm", "gain")
 """They grow with a linear's size, or with what its adapter was given before: rich-get-richer."""
 
 NON_NEGATIVE = ("debiased", "snr", "captured_gain")
