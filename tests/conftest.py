@@ -52,8 +52,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--fault N``: a marker's argument cannot be asked for with ``-m``."""
+    """``--fault N``: a marker's argument cannot be asked for with ``-m``.
+
+    And who runs with whom, under xdist: each file in one process, where its fixtures live; all
+    tests of vLLM in one too, which loads it once and whose threads it binds to cores.
+    """
+    for item in items:
+        group = "vllm" if item.get_closest_marker("vllm") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     wanted = set(config.getoption("--fault"))
     if not wanted:
         return
