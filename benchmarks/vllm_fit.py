@@ -9,7 +9,8 @@ with truncated ratios). Pass rate of greedy answers to 128 held-out prompts befo
 Wilson intervals; switches of plan; the gap between sampler and trainer.
 
 Every run is appended to ``benchmarks/results/vllm_fit.csv`` as it finishes; what stands there is
-skipped, whatever its commit, and a run that was stopped goes on from its checkpoint. The table is written to ``vllm_fit.md`` beside it.
+skipped, whatever its commit, and a run that was stopped goes on from its checkpoint. The table is
+written to ``vllm_fit.md`` beside it.
 """
 
 from __future__ import annotations
