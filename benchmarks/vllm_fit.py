@@ -9,7 +9,8 @@ with truncated ratios). Pass rate of greedy answers to 128 held-out prompts befo
 Wilson intervals; switches of plan; the gap between sampler and trainer.
 
 Every run is appended to ``benchmarks/results/vllm_fit.csv`` as it finishes; what stands there is
-skipped, whatever its commit. The table is written to ``vllm_fit.md`` beside it.
+skipped, whatever its commit, and a run that was stopped goes on from its checkpoint. The table is
+written to ``vllm_fit.md`` beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import argparse
 import csv
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,7 +66,7 @@ def append(path: Path, row: Row) -> None:
 
 
 def fit(arm: str, seed: int, *, runs: Path, overrides: Sequence[str]) -> Row:
-    """Train once, in a process of its own.
+    """Train once, in a process of its own; from the last checkpoint, where it was stopped.
 
     Raises:
         CalledProcessError: It failed; its output was shown.
@@ -82,10 +82,12 @@ def fit(arm: str, seed: int, *, runs: Path, overrides: Sequence[str]) -> Row:
         *settings,
         *overrides,
     ]
-    started = time.perf_counter()
+    run = folder / f"seed_{seed}"
+    checkpoint = run / "checkpoints" / "last.ckpt"
+    if checkpoint.exists():
+        command.append(f"--ckpt_path={checkpoint}")
     subprocess.run(command, check=True)
-    row = measured(folder / f"seed_{seed}")
-    return {"arm": arm, "seed": seed, **row, "seconds": round(time.perf_counter() - started)}
+    return {"arm": arm, "seed": seed, **measured(run)}
 
 
 def measured(run: Path) -> dict[str, Any]:
@@ -94,6 +96,7 @@ def measured(run: Path) -> dict[str, Any]:
     passed = evals[(evals["benchmark"] == TASK) & evals["k"].eq(1)].sort_values("rollout")
     passed = passed[passed["rollout"].isin([0, len(steps)])]
     before, after = passed.iloc[0], passed.iloc[-1]
+    phases = ["seconds_rollout", "seconds_reward", "seconds_probe", "seconds_train"]
     switches = decisions[decisions["kind"].eq("placement") & decisions["status"].eq("applied")]
     return {
         "passed_before": round(before["value"] * before["n"]),
@@ -104,6 +107,7 @@ def measured(run: Path) -> dict[str, Any]:
         "plan_switches": len(switches),
         "sampler_gap_mean": round(float(steps["sampler_gap"].mean()), 5),
         "sampler_gap_max": round(float(steps["sampler_gap"].max()), 5),
+        "seconds": round(float(steps[phases].sum().sum())),  # without evaluation
     }
 
 

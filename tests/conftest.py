@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -51,8 +52,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """``--fault N``: a marker's argument cannot be asked for with ``-m``."""
+    """``--fault N``: a marker's argument cannot be asked for with ``-m``.
+
+    And who runs with whom, under xdist: each file in one process, where its fixtures live; all
+    tests of vLLM in one too, which loads it once and whose threads it binds to cores.
+    """
+    for item in items:
+        group = "vllm" if item.get_closest_marker("vllm") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     wanted = set(config.getoption("--fault"))
     if not wanted:
         return
@@ -258,7 +267,11 @@ def _command(tmp_path: Path, name: str, config: str) -> Callable[..., Path]:
     path.write_text(config)
 
     def run(*arguments: str, subcommand: str = "fit") -> Path:
-        main([subcommand, "--config", str(path), *arguments])
+        with warnings.catch_warnings():
+            # As in pyproject.toml, which `pytest.warns` does not know of: whichever test of a
+            # process is the first to call Lightning's deprecated code would fail within it.
+            warnings.filterwarnings("ignore", "", DeprecationWarning, r"lightning\.pytorch\.cli")
+            main([subcommand, "--config", str(path), *arguments])
         runs = (tmp_path / "runs").glob("*/version_*")
         return max(runs, key=lambda run: run.stat().st_mtime_ns)
 

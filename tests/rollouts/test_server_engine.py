@@ -18,7 +18,13 @@ from tropism.measurements import metrics as names
 from tropism.models import Model, load_policy
 from tropism.policy import Policy
 from tropism.rollouts import server_client
-from tropism.rollouts.engine import EngineUnreachableError, RemoteEngine, Sampling
+from tropism.rollouts.engine import (
+    AheadEngine,
+    EngineUnreachableError,
+    RemoteEngine,
+    Sampling,
+)
+from tropism.rollouts.pending import CancelledError
 from tropism.rollouts.random_streams import request_seed
 from tropism.rollouts.server_client import RefusedError
 from tropism.rollouts.server_proof import trainer_logprobs
@@ -261,6 +267,61 @@ def test_a_server_started_anew_is_proved_and_sent_the_adapter_again(
     assert len(server.adapters) == is_adapted
     scored = [body for body in server.posted(COMPLETIONS) if "prompt_logprobs" in body]
     assert len(scored) == (4 if is_adapted else 1)  # base and adapter, twice
+
+
+def begin(engine: VLLMServerEngine) -> Any:
+    return engine.begin(PROMPTS, group_size=3, sampling=SAMPLING, seed=0, rollout=0)
+
+
+def test_what_is_begun_is_of_the_adapter_of_then_and_the_rest_waits_for_it(engine, learner):
+    learner.model.train()
+    adapt(learner)
+    expected = draw(engine)
+    sent = engine.metrics()
+    pending = begin(engine)
+    assert isinstance(engine, AheadEngine)
+    assert engine.metrics() is sent  # still of the rollout that was taken last
+    adapt(learner, seed=1)
+    assert gap(learner, draw(engine)) < 1e-4
+    assert tokens(pending.result()) == tokens(expected)
+    assert engine.metrics()[names.SYNC_MEGABYTES] == 0
+    assert learner.model.training  # as it was
+
+
+@pytest.mark.filterwarnings(AWAY)
+def test_a_server_started_anew_while_it_draws_ahead_is_asked_again_with_the_adapter_of_now(
+    server, engine, learner
+):
+    adapt(learner)
+    expected = draw(engine)
+
+    def crash() -> tuple[int, str]:
+        server.stop()
+        server.start()
+        return 0, ""
+
+    server.faults[COMPLETIONS] = [crash]
+    pending = begin(engine)
+    pending.wait()
+    adapt(learner, seed=1)
+    again = pending.result()
+    assert gap(learner, again) < 1e-4
+    assert tokens(again) != tokens(expected)
+
+
+def test_what_is_begun_can_be_cancelled_and_what_a_server_refuses_is_raised(server, engine):
+    expected = tokens(draw(engine))
+    server.faults[COMPLETIONS] = [lambda: time.sleep(3)] * 2
+    pending = begin(engine)
+    started = time.monotonic()
+    pending.cancel()
+    assert time.monotonic() - started < 2
+    with pytest.raises(CancelledError):
+        pending.result()
+    server.faults[COMPLETIONS] = [(400, {"error": {"message": "no such token"}})] * 2
+    with pytest.raises(RefusedError, match="no such token"):
+        begin(engine).result()
+    assert tokens(draw(engine)) == expected
 
 
 def test_a_server_started_anew_with_another_model_is_found_out(server, engine, learner):

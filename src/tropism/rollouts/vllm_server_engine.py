@@ -7,7 +7,8 @@ How it keeps to the trainer's policy:
 3. the server holds the base, and is sent the adapter whenever that has moved, under a new name;
    ``server_proof`` has it prove at the start that its base is the trainer's, and each time that it
    computes with the adapter;
-4. where the server is away the run waits for it; one that was started anew meanwhile is proved and
+4. with ``begin`` it draws in a thread, from the adapter of then, while the trainer goes on;
+5. where the server is away the run waits for it; one that was started anew meanwhile is proved and
    sent everything again.
 
     engine:
@@ -23,10 +24,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tropism.measurements import metrics as names
 from tropism.policy import Policy
 from tropism.rollouts.engine import Sampling
+from tropism.rollouts.pending import Pending, Report
 from tropism.rollouts.requests import Answer, Request, requests_for, rollouts_of
 from tropism.rollouts.server_client import RefusedError, ServerClient
 from tropism.rollouts.server_delivery import ServerDelivery
@@ -38,6 +41,22 @@ from tropism.types import GenerationProgress, Prompt, Rollout
 
 MAX_RESTARTS = 3
 """Of the server within one ``generate``, before the run stops."""
+LOOK_UP_SECONDS = 0.2
+"""How often a thread that draws looks whether it should go on."""
+
+
+class Ready(NamedTuple):
+    """A server that has what is needed.
+
+    Args:
+        name: By which to ask it.
+        sent: Metrics of what it was sent for that.
+        counters: What it has counted so far.
+    """
+
+    name: str
+    sent: dict[str, float]
+    counters: dict[str, float]
 
 
 class VLLMServerEngine:
@@ -75,6 +94,7 @@ class VLLMServerEngine:
         self._delivery: ServerDelivery | None = None
         self._proof: Proof | None = None
         self._metrics: dict[str, float] = {}
+        self._pending: Pending[Any] | None = None
 
     def bind(self, policy: Policy) -> None:
         """Take the policy; the first ``generate`` looks at the server.
@@ -92,6 +112,8 @@ class VLLMServerEngine:
                 f"engine.adapter_folder={self.adapter_folder!r}: no such folder; make it, on a "
                 "file system that the server sees too."
             )
+        if self._pending is not None:
+            self._pending.cancel()
         self._policy, self._proof = policy, None
         self._delivery = ServerDelivery(policy, self.adapter_folder)
 
@@ -119,9 +141,89 @@ class VLLMServerEngine:
             EngineUnreachableError: The server was away for too long.
             RuntimeError: The server does not compute with the adapter that it was sent.
         """
+        self._wait()
+        policy, requests, check = self._asked(
+            prompts,
+            group_size=group_size,
+            sampling=sampling,
+            seed=seed,
+            rollout=rollout,
+            greedy=greedy,
+        )
+        answers = run(self._generate(policy, requests, group_size, check, progress))
+        return rollouts_of(policy, prompts, requests, answers)
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+    ) -> Pending[tuple[list[Answer], dict[str, float]] | None]:
+        """As ``AheadEngine`` says; errors as in ``generate``.
+
+        Where the server is started anew meanwhile, the adapter of then is lost to it: all of the
+        completions are sampled when they are asked for, from the policy of that moment.
+        """
+        self._wait()
+        options: dict[str, Any] = {"group_size": group_size, "sampling": sampling}
+        options |= {"seed": seed, "rollout": rollout}
+        policy, requests, check = self._asked(prompts, **options)
+        ready = run(self._made_ready(policy, check))
+
+        async def draw(report: Report) -> tuple[list[Answer], dict[str, float]] | None:
+            async with self._client() as client:
+                drawing = asyncio.create_task(
+                    self._draw(client, ready.name, requests[::group_size], group_size, {}, None)
+                )
+                try:
+                    while not (await asyncio.wait([drawing], timeout=LOOK_UP_SECONDS))[0]:
+                        report(GenerationProgress(0, len(requests), 0))
+                    return await drawing, await counters(client)
+                except RefusedError as error:
+                    if error.status != HTTPStatus.NOT_FOUND:
+                        raise
+                    return None
+                finally:
+                    drawing.cancel()
+                    await asyncio.gather(drawing, return_exceptions=True)
+
+        def finish(found: tuple[list[Answer], dict[str, float]] | None) -> list[Rollout]:
+            if found is None:
+                self._forget()
+                return self.generate(prompts, **options)
+            answers, after = found
+            self._metrics = ready.sent | cache_and_queue(ready.counters, after)
+            return rollouts_of(policy, prompts, requests, answers)
+
+        self._pending = Pending(lambda report: asyncio.run(draw(report)), finish)
+        return self._pending
+
+    def _wait(self) -> None:
+        """One at a time: what is drawn needs its adapter until the end."""
+        if self._pending is not None:
+            self._pending.wait()
+
+    def _client(self) -> ServerClient:
+        return ServerClient(
+            self.url, request_seconds=self.request_seconds, wait_seconds=self.wait_seconds
+        )
+
+    def _asked(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        group_size: int,
+        sampling: Sampling,
+        seed: int,
+        rollout: int,
+        greedy: bool = False,
+    ) -> tuple[Policy, list[Request], Callable[[int], None]]:
+        """The policy, what is asked of the server, and the check of a context length."""
         policy = self._policy
         assert policy is not None, "bind() comes first"
-        policy.model.eval()  # no dropout
         encoded = [policy.encode(prompt) for prompt in prompts]
         requests = requests_for(
             policy,
@@ -137,8 +239,7 @@ class VLLMServerEngine:
         def check(context_length: int) -> None:
             check_context(prompts, encoded, sampling, context_length)
 
-        answers = run(self._generate(policy, requests, group_size, check, progress))
-        return rollouts_of(policy, prompts, requests, answers)
+        return policy, requests, check
 
     async def _generate(
         self,
@@ -150,23 +251,40 @@ class VLLMServerEngine:
     ) -> list[Answer]:
         firsts = requests[::group_size]  # of each prompt: the server counts on from its seed
         found: dict[int, list[Answer]] = {}
-        async with ServerClient(
-            self.url, request_seconds=self.request_seconds, wait_seconds=self.wait_seconds
-        ) as client:
+        async with self._client() as client:
             for restarts in range(MAX_RESTARTS + 1):
-                proof = self._proof or await self._connect(client, policy)
-                check(min(policy.context_length, proof.model.context_length))
-                await self._follow(client, proof)
-                before = await counters(client)
+                ready = await self._ready(client, policy, check)
                 try:
-                    await self._draw(client, proof, firsts, group_size, found, progress)
+                    answers = await self._draw(
+                        client, ready.name, firsts, group_size, found, progress
+                    )
                     break
                 except RefusedError as error:
                     if error.status != HTTPStatus.NOT_FOUND or restarts == MAX_RESTARTS:
                         raise
                     self._forget()  # it knows no such adapter: another server than before
-            self._metrics |= cache_and_queue(before, await counters(client))
-        return [answer for _, answers in sorted(found.items()) for answer in answers]
+            self._metrics = ready.sent | cache_and_queue(ready.counters, await counters(client))
+        return answers
+
+    async def _made_ready(self, policy: Policy, check: Callable[[int], None]) -> Ready:
+        async with self._client() as client:
+            return await self._ready(client, policy, check)
+
+    async def _ready(
+        self, client: ServerClient, policy: Policy, check: Callable[[int], None]
+    ) -> Ready:
+        """A proved server that has the adapter of now."""
+        assert self._delivery is not None
+        was_training = policy.model.training
+        policy.model.eval()  # no dropout in proofs
+        try:
+            proof = self._proof or await self._connect(client, policy)
+            check(min(policy.context_length, proof.model.context_length))
+            sent = await self._follow(client, proof)
+        finally:
+            policy.model.train(was_training)
+        name = self._delivery.adapter_name or proof.model.name
+        return Ready(name, sent, await counters(client))
 
     async def _connect(self, client: ServerClient, policy: Policy) -> Proof:
         assert self._delivery is not None
@@ -176,11 +294,11 @@ class VLLMServerEngine:
         self._proof = proof
         return proof
 
-    async def _follow(self, client: ServerClient, proof: Proof) -> None:
+    async def _follow(self, client: ServerClient, proof: Proof) -> dict[str, float]:
         assert self._delivery is not None
         started = time.perf_counter()
         num_bytes = await self._delivery.deliver(client, proof)
-        self._metrics = {
+        return {
             names.SYNC_SECONDS: time.perf_counter() - started,
             names.SYNC_MEGABYTES: (num_bytes or 0) / 1e6,
         }
@@ -193,15 +311,22 @@ class VLLMServerEngine:
     async def _draw(
         self,
         client: ServerClient,
-        proof: Proof,
+        name: str,
         firsts: Sequence[Request],
         group_size: int,
         found: dict[int, list[Answer]],
         progress: Callable[[GenerationProgress], None] | None,
-    ) -> None:
-        """Fill ``found`` with the answers to those of ``firsts`` that it lacks, by their index."""
-        assert self._delivery is not None
-        name = self._delivery.adapter_name or proof.model.name
+    ) -> list[Answer]:
+        """All answers, in order.
+
+        Args:
+            client: Of the server.
+            name: Of the model or adapter that is asked.
+            firsts: The first request of each prompt.
+            group_size: Completions of each.
+            found: Answers by index of ``firsts``; those that it lacks are drawn into it.
+            progress: Told of each prompt that is done.
+        """
 
         async def ask(index: int) -> None:
             request = firsts[index]
@@ -217,6 +342,7 @@ class VLLMServerEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        return [answer for _, answers in sorted(found.items()) for answer in answers]
 
 
 def _progress(found: Mapping[int, Sequence[Answer]], total: int) -> GenerationProgress:
