@@ -16,6 +16,7 @@ from tropism_callbacks.tensorboard_layout import CATEGORIES, HELD_OUT, layout_of
 EVERYTHING = """
 trainer:
   callbacks+:
+    - class_path: tropism_callbacks.UpdateNorms
     - class_path: tropism_callbacks.KLDrift
       init_args: {every_n_rollouts: 3, num_prompts: 2}
     - class_path: tropism_callbacks.Pressure
@@ -85,6 +86,7 @@ def test_every_chart_has_a_line_and_every_scalar_a_chart(tropism, tmp_path, even
     logged = events(run)
     (layout,) = layouts(logged)
     assert unmatched(layout, logged.Tags()["scalars"]) == (set(), set())
+    assert logged.Tags()["images"]
     titles = {
         category: {chart.title for chart in charts} for category, charts in CATEGORIES.items()
     }
