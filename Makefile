@@ -79,7 +79,7 @@ bench-growth: $(STAMP)  ## the same over group size, prompt length, vocabulary a
 	$(BIN)/python benchmarks/growth.py
 
 study: $(STAMP)  ## the placement study: what is missing of it, hours (JOBS=2 runs at a time)
-	@for stage in choose main planted groups rewards controls gain ceiling; do \
+	@for stage in choose main planted groups rewards controls gain ceiling oracle; do \
 	  $(BIN)/python experiments/sweep.py experiments/study/$$stage.yaml --jobs $(or $(JOBS),2); done
 	$(BIN)/python -m experiments.study.report
 
