@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from experiments.markdown import interval_text, markdown_table
-from experiments.study import contrasts, speed
+from experiments.study import contrasts, positive_control, speed
 from paper_figures import arms, study
 from paper_figures.intervals import Interval, mean_interval
 
 FOLDER = Path(__file__).resolve().parent
-STAGES = ("choose", "main", "planted", "groups", "rewards", "controls", "gain")
+STAGES = ("choose", "main", "planted", "groups", "rewards", "controls", "gain", "oracle")
 BASELINES = {"planted": "uniform", "rewards": "fixed", "controls": "uniform"}
 
 
@@ -49,7 +49,7 @@ def report(results: pd.DataFrame) -> str:
         parts += _main(results)
     for stage in STAGES[2:]:
         if stage in there:
-            own = {"groups": _groups, "gain": _gain}.get(stage)
+            own = {"groups": _groups, "gain": _gain, "oracle": _oracle}.get(stage)
             parts += own(results) if own is not None else _secondary(results, stage)
     return "\n\n".join(parts) + "\n"
 
@@ -206,6 +206,29 @@ def _gain(results: pd.DataFrame) -> list[str]:
     for rate, own in rows.groupby("learning_rate"):
         parts += [f"Learning rate {rate:g}, last evaluation:", _arms_table(own)]
     return parts
+
+
+def _oracle(results: pd.DataFrame) -> list[str]:
+    ends = positive_control.last_passes(results)
+    rates = sorted(set(ends["learning_rate"]))
+    table = []
+    for arm in positive_control.ARMS:
+        own = ends[ends["arm"] == arm]
+        table.append((arm, *_over_rates(own, rates), _unfinished(ends, arm)))
+    pairs = [
+        (
+            arm,
+            control,
+            interval_text(positive_control.difference(ends, arm, control), "+"),
+        )
+        for arm, control in positive_control.CONTRASTS
+    ]
+    return [
+        "## Stage 8: the positive control at its own best rate (last held-out pass)",
+        markdown_table(("arm", *(f"{rate:g}" for rate in rates), ""), table),
+        "Each at its best rate, paired by model:",
+        markdown_table(("arm", "against", "difference"), pairs),
+    ]
 
 
 def _arms_table(rows: pd.DataFrame, differences: pd.DataFrame | None = None) -> str:
