@@ -13,7 +13,7 @@ from paper_figures.sources import MissingDataError, table_of
 
 BASELINES = ("fixed", "uniform")
 """What an arm is compared with: the first of these that ran in the same stage."""
-MEASURED = ("signal_shrink", "depth", "top_budget", "top_misalignment")
+MEASURED = ("signal_shrink", "depth", "top_budget", "top_misalignment", "gain_steps")
 CONTROLS = ("shrink_shuffled", "shrink_static_average", "static_top", "rotate", "replay_other")
 FAMILIES = {"moved by measurements": MEASURED, "controls": CONTROLS}
 COMMAND = "make study"

@@ -17,7 +17,8 @@ from paper_figures.sources import MissingDataError
 
 SOURCE = arms.SOURCE
 MEASURES = {"held_out": "held-out pass", "other": "pass on other skills"}
-NOT_COMPARED = ("choose", "groups")
+NOT_COMPARED = ("choose", "groups", "gain", "oracle")
+"""Of many rates for the baseline too: they have figures of their own."""
 
 
 def collect(source: Path) -> pd.DataFrame:

@@ -128,7 +128,7 @@ def test_holm_on_a_worked_example() -> None:
 
 def test_page_names_stages_that_have_not_run(results: pd.DataFrame) -> None:
     page = report.report(results)
-    assert "Stages not run: planted, groups, rewards, controls, gain." in page
+    assert "Stages not run: planted, groups, rewards, controls, gain, oracle." in page
     assert "| log KL at 0.750 | signal_shrink | uniform | -2.303 |" in page
     # all along at KL 0.1; half way between the evaluations at rollouts 0 and 20 nothing is lost yet
     assert "| signal_shrink | 0.0005 | 0.1000 | 0.1000 | +0.0" in page
