@@ -11,8 +11,8 @@ EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 
 
 def is_config(path: Path) -> bool:
-    """Not a sweep, nor settings that several sweeps share."""
-    return "model" in yaml.safe_load(path.read_text(encoding="utf-8"))
+    """One of `fit`: not a sweep, nor settings that sweeps share, nor a config of `trace`."""
+    return "class_path" in yaml.safe_load(path.read_text(encoding="utf-8")).get("model", {})
 
 
 CONFIGS = [path for path in sorted(EXPERIMENTS.rglob("*.yaml")) if is_config(path)]

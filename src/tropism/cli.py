@@ -1,4 +1,4 @@
-"""The command line: ``tropism fit|validate|test``, ``chat``, ``matched`` and ``difficulty``.
+"""The command line: ``tropism fit|validate|test``, ``chat|matched|difficulty|trace``.
 
 fit, validate and test are Lightning CLI: every constructor argument is a setting, classes are
 chosen by ``class_path``, a misspelt key fails while parsing, ``--print_config`` prints a complete
@@ -24,6 +24,7 @@ from tropism.evaluation.benchmarks import Suite
 from tropism.matched import main as matched
 from tropism.measure_difficulty import main as measure_difficulty
 from tropism.measurements.disk import require_writable
+from tropism.trace import main as trace
 
 # By name: the callbacks package stands above this one and is never imported from here.
 DEFAULT_CALLBACKS = [
@@ -226,6 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from tropism.chat import main as chat
 
         chat(given[1:])
+        return
+    if given[:1] == ["trace"]:
+        trace(given[1:])
         return
     # Users' own tasks and rewards live in the working directory, which the console script does not
     # have on its path, or beside their config: jsonargparse parses that in the folder it lies in.

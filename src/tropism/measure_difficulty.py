@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tropism.finetuning import FineTuning
-    from tropism.models import Model
     from tropism.policy import Policy
     from tropism.rollouts.engine import RolloutEngine, Sampling
     from tropism.tasks.base import Task
@@ -42,6 +41,8 @@ def main(arguments: Sequence[str], build: Callable[[list[str]], Any]) -> None:
             run.
     """
     from rich.console import Console
+
+    from tropism.models import identity
 
     parser = argparse.ArgumentParser(
         prog="tropism difficulty",
@@ -133,22 +134,6 @@ def measure(
                 PassRate(prompt.task, prompt.id, wording_sha256(prompt), passed, len(judged))
             )
         yield rates
-
-
-def identity(model: Model, policy: Policy) -> dict[str, Any]:
-    """Which policy this is: its settings, where the weights came from, the adapter's SHA-256."""
-    from tropism.weights import sha256_of
-
-    adapter = None
-    if model.adapter is not None:
-        folder = Path(model.adapter)
-        files = [*folder.glob("adapter_model.*"), *folder.glob("adapter/adapter_model.*")]
-        adapter = sha256_of(files[0])
-    settings = {
-        name: getattr(model, name)
-        for name in ("name", "revision", "adapter", "dtype", "chat_template")
-    }
-    return {**settings, "source": policy.provenance, "adapter_sha256": adapter}
 
 
 def summary(rates: Sequence[PassRate], group_size: int) -> Table:

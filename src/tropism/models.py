@@ -177,6 +177,20 @@ def load_policy(model: Model, lora: LoRA | None) -> Policy:
     return policy
 
 
+def identity(model: Model, policy: Policy) -> dict[str, Any]:
+    """Which policy this is: its settings, where the weights came from, the adapter's SHA-256."""
+    adapter = None
+    if model.adapter is not None:
+        folder = Path(model.adapter)
+        files = [*folder.glob("adapter_model.*"), *folder.glob("adapter/adapter_model.*")]
+        adapter = weights.sha256_of(files[0])
+    settings = {
+        name: getattr(model, name)
+        for name in ("name", "revision", "adapter", "dtype", "chat_template")
+    }
+    return {**settings, "source": policy.provenance, "adapter_sha256": adapter}
+
+
 def _of_run(name: str, part: str) -> str:
     """What a run exported, where ``name`` is its folder; else ``name``."""
     exported = Path(name) / part

@@ -10,7 +10,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tropism.measurements.causal_tracing import (
-    KINDS,
     Restoration,
     TracedFact,
     Tracing,
@@ -18,6 +17,7 @@ from tropism.measurements.causal_tracing import (
 )
 from tropism.measurements.facts import Fact, TokenizedFact, tokenize
 from tropism.measurements.traced_decoder import TracedDecoder, part_name, subject_deviation
+from tropism.measurements.traced_effects import KINDS
 
 
 def fact_of(ids, start, end, answer_id):

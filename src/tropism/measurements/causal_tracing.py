@@ -22,7 +22,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,9 +31,8 @@ from torch import Tensor, nn
 from tropism.forward.trunk import Trunk, started_from
 from tropism.measurements.facts import Fact, TokenizedFact
 from tropism.measurements.traced_decoder import NAMES, Part, TracedDecoder
+from tropism.measurements.traced_effects import Kind
 
-Kind = Literal["state", "mlp", "attention"]
-KINDS: tuple[Kind, ...] = ("state", "mlp", "attention")
 HEAD_ROWS = 64
 """Rows whose logits exist at the same time."""
 

@@ -16,16 +16,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-ROLES = (
-    "first subject",
-    "middle subject",
-    "last subject",
-    "first subsequent",
-    "further",
-    "last",
-)
-"""What a traced token is, in the order of the prompt."""
-
 
 @dataclass(frozen=True)
 class Fact:
