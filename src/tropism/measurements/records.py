@@ -109,6 +109,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "num_tokens",
         "num_dropped",
     ),
+    "alarms": ("alarm", "event", "value", "threshold", "message"),
     "completions": (
         "prompt_id",
         "sample",
