@@ -3,6 +3,7 @@
 from tropism_callbacks.adaptive_lora import AdaptiveLoRA
 from tropism_callbacks.adaptive_rewards import AdaptiveRewards
 from tropism_callbacks.adaptive_rollouts import AdaptiveRollouts
+from tropism_callbacks.alarms import Alarms
 from tropism_callbacks.checkpoint import Checkpoint
 from tropism_callbacks.evaluation import Evaluation
 from tropism_callbacks.kl_drift import KLDrift
@@ -16,6 +17,7 @@ __all__ = [
     "AdaptiveLoRA",
     "AdaptiveRewards",
     "AdaptiveRollouts",
+    "Alarms",
     "Checkpoint",
     "Evaluation",
     "KLDrift",

@@ -71,6 +71,7 @@ CATEGORIES: Mapping[str, tuple[Chart, ...]] = {
         Chart("Share of groups without signal", (names.FRAC_REWARD_ZERO_STD,)),
         Chart("Completion length, tokens", (names.COMPLETION_LENGTH, names.COMPLETION_LENGTH_MAX)),
         Chart("Share of completions cut at the limit", (names.CLIPPED_RATIO,)),
+        Chart("Alarms: 1 while one rings", (names.alarm(ANY),), needs="Alarms"),
     ),
     "Loop": (
         Chart("Evidence: pooled z of the signal", (names.POOLED_Z,), needs="Pressure"),

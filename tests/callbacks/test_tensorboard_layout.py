@@ -17,6 +17,7 @@ EVERYTHING = """
 trainer:
   callbacks+:
     - class_path: tropism_callbacks.UpdateNorms
+    - class_path: tropism_callbacks.Alarms
     - class_path: tropism_callbacks.KLDrift
       init_args: {every_n_rollouts: 3, num_prompts: 2}
     - class_path: tropism_callbacks.Pressure

@@ -145,3 +145,8 @@ def benchmark(name: str, metric: str, model: str) -> str:
 def drift(task: str, direction: str) -> str:
     """KL between the starting policy and the tuned one: ``forward`` or ``reverse``."""
     return f"drift/{task}/{direction}_kl"
+
+
+def alarm(name: str) -> str:
+    """1 while an alarm of ``tropism.measurements.alarms`` rings, else 0."""
+    return f"alarms/{name}"

@@ -123,6 +123,7 @@ TABLES: Mapping[str, tuple[str, ...]] = {
         "mlp",
         "attention",
     ),
+    "alarms": ("alarm", "event", "value", "threshold", "message"),
     "completions": (
         "prompt_id",
         "sample",
