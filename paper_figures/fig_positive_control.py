@@ -24,14 +24,18 @@ LABELS = {
 }
 
 
+def last_passes(results: pd.DataFrame) -> pd.DataFrame:
+    """Last evaluations of the three arms, at every rate that either stage ran them at."""
+    return study.last(results[results["stage"].isin(STAGES) & results["arm"].isin(LABELS)])
+
+
 def collect(source: Path) -> pd.DataFrame:
     """The last held-out pass of every run of the three arms."""
-    results = arms.results_of(source)
-    rows = results[results["stage"].isin(STAGES) & results["arm"].isin(LABELS)]
+    rows = last_passes(arms.results_of(source))
     if rows.empty:
         raise MissingDataError(f"{SOURCE} has no planted models yet: `{arms.COMMAND}` runs them")
     columns = ["run", "stage", "arm", "learning_rate", "seed", "held_out", "held_out_n"]
-    return study.last(rows)[columns].sort_values(columns[2:5])
+    return rows[columns].sort_values(columns[2:5])
 
 
 def make(csv: Path) -> Figure:

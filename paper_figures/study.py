@@ -129,6 +129,12 @@ def cross_chosen(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     return pd.concat(kept) if kept else rows
 
 
+def complete_rates(rows: pd.DataFrame) -> list[float]:
+    """Learning rates of an arm that no fewer seeds ran at than at its others."""
+    seeds = rows.groupby("learning_rate")["seed"].nunique()
+    return list(seeds.index[seeds == seeds.max()])
+
+
 def shared_rates(rows: pd.DataFrame) -> pd.DataFrame:
     """``rows`` at learning rates that more than one arm ran at: no arm has more to choose from."""
     return rows[rows.groupby("learning_rate")["arm"].transform("nunique") > 1]
@@ -203,8 +209,7 @@ def frontiers(rows: pd.DataFrame, column: str, levels: ArrayLike) -> pd.DataFram
     """
     points, found = np.asarray(levels, dtype=float), []
     for arm, own in rows.groupby("arm", sort=False):
-        seeds = own.groupby("learning_rate")["seed"].nunique()
-        rates = list(seeds.index[seeds == seeds.max()])
+        rates = complete_rates(own)
         values = np.stack(
             [_reached(own[own["learning_rate"] == rate], column, points) for rate in rates]
         )  # (rates, seeds, levels)

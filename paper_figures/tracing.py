@@ -10,7 +10,7 @@ import pandas as pd
 from paper_figures.intervals import mean_interval
 from paper_figures.sources import MissingDataError, finished
 from tropism.measurements.records import read
-from tropism.measurements.traced_effects import KINDS, ROLES, effects
+from tropism.measurements.traced_effects import effects
 
 COMMAND = "tropism trace --config experiments/scalpel/trace.yaml"
 TITLES = {
@@ -31,15 +31,10 @@ def collect(runs: Path) -> pd.DataFrame:
     if known.empty:
         raise MissingDataError(f"{run.folder} has no known fact: `{COMMAND}` with other facts")
     settings = json.loads((run.folder / "run.json").read_text(encoding="utf-8"))["trace"]
-    table = effects(rows).groupby(["kind", "role", "layer"])["effect"]
+    table = effects(rows).groupby(["kind", "role", "layer"], observed=True)["effect"]
     found = [(run.name, *key, *mean_interval(values)) for key, values in table]
     columns = ["run", "kind", "role", "layer", "effect", "low", "high", "num_facts"]
     means = pd.DataFrame(found, columns=columns)
-    places = {name: place for place, name in enumerate((*KINDS, *ROLES))}
-    means = means.sort_values(
-        ["kind", "role", "layer"],
-        key=lambda column: column if column.name == "layer" else column.map(places),
-    )
     return means.assign(
         known=len(known),
         clean=known["clean"].mean(),

@@ -9,33 +9,25 @@ from __future__ import annotations
 
 import pandas as pd
 from paper_figures import study
-from paper_figures.intervals import Interval, difference_interval
+from paper_figures.fig_positive_control import LABELS, last_passes
+from paper_figures.intervals import Interval
 
-STAGES = ("planted", "oracle")
-ARMS = ("uniform", "oracle", "oracle_of_another")
+__all__ = ["ARMS", "CONTRASTS", "at_best_rate", "difference", "last_passes"]
+
+ARMS = tuple(LABELS)
 CONTRASTS = (("oracle", "oracle_of_another"), ("oracle", "uniform"))
-
-
-def last_passes(results: pd.DataFrame) -> pd.DataFrame:
-    """Last evaluations of the three arms, at every rate that either stage ran them at."""
-    rows = results[results["stage"].isin(STAGES) & results["arm"].isin(ARMS)]
-    return study.last(rows)
 
 
 def at_best_rate(ends: pd.DataFrame, arm: str) -> pd.DataFrame:
     """An arm's rows at its best rate, by model. Rates that fewer models ran at do not count."""
     own = ends[ends["arm"] == arm]
-    models = own.groupby("learning_rate")["seed"].nunique()
-    whole = own[own["learning_rate"].isin(models.index[models == models.max()])]
+    whole = own[own["learning_rate"].isin(study.complete_rates(own))]
     best = whole.groupby("learning_rate")["held_out"].mean().idxmax()
-    return whole[whole["learning_rate"] == best].set_index("seed").sort_index()
+    return whole[whole["learning_rate"] == best].sort_values("seed")
 
 
 def difference(ends: pd.DataFrame, arm: str, control: str) -> Interval:
     """Last held-out pass of ``arm`` minus ``control``'s, paired by model, each at its best rate."""
-    one, other = at_best_rate(ends, arm), at_best_rate(ends, control)
-    models = one.index.intersection(other.index)
-    one, other = one.loc[models], other.loc[models]
-    return difference_interval(
-        one["held_out"], other["held_out"], one["held_out_n"], other["held_out_n"]
-    )
+    baseline = at_best_rate(ends, control)
+    (found,) = study.contrasts(at_best_rate(ends, arm), "held_out", baseline).to_dict("records")
+    return Interval(*(found[field] for field in Interval._fields))

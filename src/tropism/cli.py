@@ -24,7 +24,6 @@ from tropism.evaluation.benchmarks import Suite
 from tropism.matched import main as matched
 from tropism.measure_difficulty import main as measure_difficulty
 from tropism.measurements.disk import require_writable
-from tropism.trace import main as trace
 
 # By name: the callbacks package stands above this one and is never imported from here.
 DEFAULT_CALLBACKS = [
@@ -229,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chat(given[1:])
         return
     if given[:1] == ["trace"]:
+        from tropism.trace import main as trace  # pandas: most of a second
+
         trace(given[1:])
         return
     # Users' own tasks and rewards live in the working directory, which the console script does not

@@ -22,7 +22,7 @@ def test_by_hand() -> None:
 def test_equals_scipy_with_ties() -> None:
     generator = np.random.default_rng(0)
     x, y = generator.integers(0, 6, 40), generator.integers(0, 6, 40)
-    found = agreement(x, y)  # type: ignore[arg-type]
+    found = agreement(x, y)
     assert found.correlation is not None
     assert found.correlation.value == pytest.approx(spearmanr(x, y).statistic)
 
@@ -45,12 +45,12 @@ def test_chance_levels() -> None:
 
 def test_p_is_small_for_a_ranking_and_itself_only() -> None:
     values = np.random.default_rng(2).normal(size=30)
-    same, opposite = agreement(values, values), agreement(values, -values)  # type: ignore[arg-type]
+    same, opposite = agreement(values, values), agreement(values, -values)
     assert same.correlation is not None
     assert opposite.correlation is not None
     assert same.correlation.p == same.overlap.p == pytest.approx(1 / 2001)
     assert opposite.correlation.p == 1.0
-    assert agreement(values, values) == same  # type: ignore[arg-type]
+    assert agreement(values, values) == same
 
 
 def test_what_cannot_be_compared() -> None:

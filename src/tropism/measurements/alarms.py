@@ -111,6 +111,9 @@ class Alarm(ABC):
             recent: The last ``num_readings`` or more, or those that there are; oldest first.
         """
 
+    def _finding(self, is_on: bool, value: float, threshold: float, message: str) -> Finding:
+        return Finding(is_on, value, threshold, message if is_on else "")
+
     def _check(self, **at_least: float) -> None:
         for setting, least in at_least.items():
             value = getattr(self, setting)
@@ -142,15 +145,15 @@ class TagSpam(Alarm):
 
     def judge(self, start: Sequence[Reading], recent: Sequence[Reading]) -> Finding:
         shares = [self._share(reading) for reading in recent[-self.in_a_row :]]
+        if not shares:
+            return Finding(threshold=self.share)
         is_on = len(shares) == self.in_a_row and all(share >= self.share for share in shares)
-        return Finding(
+        return self._finding(
             is_on,
-            shares[-1] if shares else None,
+            shares[-1],
             self.share,
             f"{shares[-1]:.0%} of the completions repeat one tag {self.repeats} times or more. "
-            "Lower optimizer.learning_rate, and the weight of the component that pays for tags."
-            if is_on
-            else "",
+            "Lower optimizer.learning_rate, and the weight of the component that pays for tags.",
         )
 
     def _share(self, reading: Reading) -> float:
@@ -187,16 +190,14 @@ class LengthToTheLimit(Alarm):
             return Finding()
         threshold = max(self.share, fmean(first) + self.rise)
         is_on = all(share >= threshold for share in last)
-        return Finding(
+        return self._finding(
             is_on,
             last[-1],
             threshold,
             f"{last[-1]:.0%} of the completions are cut at the token limit; it was "
             f"{fmean(first):.0%} in the first rollouts. Lower optimizer.learning_rate, give "
             "unfinished answers less reward (objective.overlong_buffer), or raise "
-            "sampling.max_new_tokens if the answers need it."
-            if is_on
-            else "",
+            "sampling.max_new_tokens if the answers need it.",
         )
 
 
@@ -233,15 +234,13 @@ class ExplodingGradientNorm(Alarm):
         usual = median(before)
         threshold = self.factor * usual
         is_on = all(norm > threshold for norm in last)
-        return Finding(
+        return self._finding(
             is_on,
             last[-1],
             threshold,
             f"the gradient norm is {last[-1]:.3g}, {self.in_a_row} times in a row over "
             f"{self.factor:g} x its median of {usual:.3g}. Lower optimizer.learning_rate or "
-            "optimizer.max_grad_norm, and go on from a checkpoint before this."
-            if is_on
-            else "",
+            "optimizer.max_grad_norm, and go on from a checkpoint before this.",
         )
 
 
@@ -274,15 +273,13 @@ class EntropyCollapse(Alarm):
             return Finding()
         threshold = min(self.nats, self.share_of_start * fmean(first))
         is_on = all(entropy < threshold for entropy in last)
-        return Finding(
+        return self._finding(
             is_on,
             last[-1],
             threshold,
             f"the entropy is {last[-1]:.2g} nats per token; it was {fmean(first):.2g} in the first "
             "rollouts. Lower optimizer.learning_rate, raise objective.clip_high, "
-            "objective.entropy_bonus or sampling.temperature, or stop: the prompts may be learnt."
-            if is_on
-            else "",
+            "objective.entropy_bonus or sampling.temperature, or stop: the prompts may be learnt.",
         )
 
 
@@ -340,15 +337,13 @@ class FormatPaidWhileAccuracyFalls(Alarm):
         fall = goal_then - goal_now
         is_paid = paid_now >= min(paid_then, HIGH)
         is_on = is_paid and fall >= self.fall and fall >= self.min_z * error
-        return Finding(
+        return self._finding(
             is_on,
             fall,
             max(self.fall, self.min_z * error),
             f"{self.goal} fell from {goal_then:.2f} to {goal_now:.2f} while {self.paid} went from "
             f"{paid_then:.2f} to {paid_now:.2f}. Lower the weight of {self.paid}, or pay it only "
-            "for right answers, and lower optimizer.learning_rate."
-            if is_on
-            else "",
+            "for right answers, and lower optimizer.learning_rate.",
         )
 
 
@@ -377,15 +372,13 @@ class AllGroupsZeroVariance(Alarm):
                 break
             count += 1
         is_on = count >= self.in_a_row
-        return Finding(
+        return self._finding(
             is_on,
             float(count),
             float(self.in_a_row),
             f"in {count} rollouts in a row all rewards of each group were equal, so that nothing "
             "was learnt. Choose prompts that the model gets right sometimes, shape the reward, or "
-            "raise group_size or sampling.temperature."
-            if is_on
-            else "",
+            "raise group_size or sampling.temperature.",
         )
 
 

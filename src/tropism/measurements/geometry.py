@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tropism.measurements.update_norms import change_factors
+
 TOLERANCES = {"within_0": 0.0, "within_1e_6": 1e-6, "within_1e_5": 1e-5}
 """Names of shares of entries with |dW| <= tolerance, in fp32; 1e-5 is that of 2505.11711."""
 UNSEEN = "unseen_in_bf16"
@@ -79,10 +81,8 @@ def lora_change(
     b_before: Float[Tensor, "d_out r"],
     scaling: float,
 ) -> Change:
-    """The change scaling (b a - b_before a_before), as one product of rank 2r (update_norms.py)."""
-    a, b, a_before, b_before = (side.double() for side in (a, b, a_before, b_before))
-    left = torch.cat([b - b_before, b_before], dim=1)
-    right = torch.cat([a, a - a_before], dim=0)
+    """The change scaling (b a - b_before a_before), as one product of rank 2r."""
+    left, right = change_factors(a.double(), b.double(), a_before.double(), b_before.double())
     return low_rank_change(scaling * left, right)
 
 

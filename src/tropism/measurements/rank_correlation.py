@@ -8,11 +8,10 @@ Loads no torch, so that figures can use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 TOP = 0.2
@@ -54,8 +53,8 @@ class Agreement:
 
 
 def agreement(
-    one: Sequence[float],
-    other: Sequence[float],
+    one: ArrayLike,
+    other: ArrayLike,
     *,
     top: float = TOP,
     num_permutations: int = 2_000,

@@ -31,7 +31,8 @@ def effects(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
         rows: Of the ``causal_tracing`` table: ``roles`` [T], and for each kind [L][T].
 
     Returns:
-        Columns fact (place among ``rows``), kind, role, layer, effect.
+        Columns fact (place among ``rows``), kind, role, layer, effect; kinds and roles sort in
+        their own order.
     """
     found = []
     for fact, row in enumerate(rows):
@@ -43,7 +44,9 @@ def effects(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             for role in dict.fromkeys(row["roles"]):
                 for layer, effect in enumerate(values[:, roles == role].mean(axis=1)):
                     found.append((fact, kind, role, layer, float(effect)))
-    return pd.DataFrame(found, columns=["fact", "kind", "role", "layer", "effect"])
+    table = pd.DataFrame(found, columns=["fact", "kind", "role", "layer", "effect"])
+    return table.astype({"kind": pd.CategoricalDtype(KINDS, ordered=True),
+                         "role": pd.CategoricalDtype(ROLES, ordered=True)})  # fmt: skip
 
 
 def averages(table: pd.DataFrame) -> pd.DataFrame:
@@ -55,14 +58,8 @@ def averages(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns kind, role, layer, effect, num_facts; kinds and roles in their own order.
     """
-    mean = table.groupby(["kind", "role", "layer"])["effect"].agg(["mean", "count"])
-    order = [
-        (kind, role, layer)
-        for kind in KINDS
-        for role in ROLES
-        for layer in sorted(set(table["layer"]))
-    ]
-    mean = mean.loc[[key for key in order if key in mean.index]].reset_index()
+    by_place = table.groupby(["kind", "role", "layer"], observed=True)["effect"]
+    mean = by_place.agg(["mean", "count"]).reset_index()
     return mean.rename(columns={"mean": "effect", "count": "num_facts"})
 
 

@@ -35,15 +35,25 @@ def lora_change_norm(
     b_before: Float[Tensor, "d_out r"],
     scaling: float,
 ) -> Float[Tensor, ""]:
-    """||scaling (b a - b_before a_before)||_F, with no cancellation between the two products.
+    """||scaling (b a - b_before a_before)||_F, with no cancellation between the two products."""
+    factors = change_factors(*map(_precise, (a, b, a_before, b_before)))
+    return abs(scaling) * low_rank_norm(*factors)
 
-    b a - b0 a0 = (b - b0) a + b0 (a - a0) = [b - b0, b0] [a; a - a0]: one product of rank 2r whose
-    factors are small where the change is small.
+
+def change_factors(
+    a: Float[Tensor, "r d_in"],
+    b: Float[Tensor, "d_out r"],
+    a_before: Float[Tensor, "r d_in"],
+    b_before: Float[Tensor, "d_out r"],
+) -> tuple[Float[Tensor, "d_out 2*r"], Float[Tensor, "2*r d_in"]]:
+    """Left and right of b a - b_before a_before as one product of rank 2r.
+
+    b a - b0 a0 = (b - b0) a + b0 (a - a0) = [b - b0, b0] [a; a - a0]: the factors are small where
+    the change is small. In the dtype of what is given.
     """
-    a, b, a_before, b_before = map(_precise, (a, b, a_before, b_before))
     left = torch.cat([b - b_before, b_before], dim=1)
     right = torch.cat([a, a - a_before], dim=0)
-    return abs(scaling) * low_rank_norm(left, right)
+    return left, right
 
 
 def dense_change_norm(
