@@ -13,7 +13,7 @@ import yaml
 
 from tropism.measurements.records import read
 
-NUM_ROLLOUTS = 10  # long enough that Ctrl-C comes before the end
+NUM_ROLLOUTS = 40  # long enough that Ctrl-C comes before the end
 
 
 def test_interrupted_run_is_resumed_in_its_folder(write_sweep, monkeypatch):
